@@ -1,0 +1,1 @@
+"""Train language models on what their agents do, scored by graders you write."""

@@ -1,0 +1,276 @@
+"""The whole of a config with `recipe = "rl"`: every key, every default, every rule between keys.
+
+Nothing here reads a file or imports a heavy library; a value that stands is one that a run can
+start from, as far as the config alone can tell.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import Annotated, Literal, cast
+
+from pydantic import Field, field_validator, model_validator
+
+from loops_cookbook.config.base import Count, Seconds, StrictModel, Text
+from loops_cookbook.config.shared import ComputeTable, ModelTable, OutputTable, SamplingTable
+from loops_cookbook.learning.datums import Aggregation
+from loops_cookbook.learning.losses import resolve_options
+from loops_cookbook.problems import Problem
+
+DEFAULT_RUNTIME = "loops_cookbook.episodes:create_runtime"
+"""The runtime that runs Episodes."""
+
+MOST_SLOTS = 1024
+"""The most model calls (and gradings) at once, unless `[concurrency]` says otherwise."""
+
+_SET_NAME = re.compile(r"[A-Za-z0-9_-]+\Z")
+
+
+class EpisodeTable(StrictModel):
+    """The tasks, and the Episode that is run on them."""
+
+    class_: Text | None = Field(default=None, alias="class")
+    """The Episode class as `module:Class`, its module beside the config. The default runtime needs
+    it."""
+
+    tasks: Text
+    """The tasks file, beside the config: one JSON object a line."""
+
+    options: dict[str, object] | None = None
+    """Options of the Episode, validated by its options model."""
+
+
+class AdamTable(StrictModel):
+    """The optimizer's own settings."""
+
+    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """Decay of the mean of gradients."""
+
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
+    """Decay of the mean of squared gradients."""
+
+    eps: Annotated[float, Field(gt=0)] = 1e-12
+    """Added to the root of the mean of squared gradients."""
+
+
+class TrainingTable(StrictModel):
+    """What is trained on, how far and how fast. An update is one optimizer step on one batch."""
+
+    updates: Count | None = 50
+    """Updates that the run makes. 50 unless `epochs` is set; only one of the two may be."""
+
+    epochs: Count | None = None
+    """Times that the run goes through the tasks. Unset: as often as `updates` needs."""
+
+    groups_per_update: Count = 1
+    """Usable groups that make a batch."""
+
+    group_size: int = 16
+    """Attempts at a task that make a group, 2 or more."""
+
+    learning_rate: Annotated[float, Field(gt=0)] = 4e-5
+    """Suits LoRA on models of 1B parameters and more."""
+
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """How the learning rate falls over the run's updates: not at all, or to 0."""
+
+    warmup: Annotated[int, Field(ge=0)] = 0
+    """Updates over which the learning rate rises from 0."""
+
+    loss: Literal["cispo", "ppo", "importance_sampling"] = "cispo"
+    """The policy-gradient loss."""
+
+    loss_options: dict[str, object] = Field(default_factory=dict[str, object])
+    """Options of the loss. `cispo` and `ppo`: `clip_low_threshold` (0.8) and `clip_high_threshold`
+    (1.2), both bounds of the ratio itself."""
+
+    loss_aggregation: Aggregation = "sum"
+    """How the losses of a batch's tokens become one: `sum`; `token_mean`, divided by the number of
+    trained tokens; `attempt_mean`, each attempt's divided by its own, then by the number of
+    attempts."""
+
+    advantage: Literal["mean", "mean_std", "rloo"] = "mean"
+    """`mean`: reward minus the group's mean; `mean_std`: that divided by the group's sample
+    standard deviation; `rloo`: reward minus the mean of the group's other rewards."""
+
+    mode: Literal["sync"] = "sync"
+    """`sync`: attempts are made by the policy that the last update left."""
+
+    max_rollout_retries: Annotated[int, Field(ge=0)] = 2
+    """Tries again, for an attempt whose `setup` or `run` raised."""
+
+    max_consecutive_unusable_groups: Annotated[int, Field(ge=0)] = 20
+    """Rejected groups in a row that stop the run. 0: never."""
+
+    shuffle: bool = True
+    """Whether each epoch draws the tasks in an order of its own."""
+
+    seed: Annotated[int, Field(ge=0)] = 0
+    """Of the order of tasks and of every model call."""
+
+    grad_clip: Annotated[float, Field(ge=0)] = 1.0
+    """Largest norm of the gradient. 0: no limit."""
+
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """Of the optimizer (AdamW)."""
+
+    adam: AdamTable = AdamTable()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _epochs_replace_updates(cls, table: object) -> object:
+        if not isinstance(table, dict):
+            return table
+        given = cast(dict[str, object], table)
+        return {"updates": None, **given} if "epochs" in given else given
+
+    @field_validator("group_size")
+    @classmethod
+    def _a_group(cls, size: int) -> int:
+        if size < 2:
+            raise ValueError(
+                f"found {size}; use 2 or more: an attempt is judged against the others of its group"
+            )
+        return size
+
+    def broken_rules(self) -> Iterator[Problem]:
+        """The run's length is said once, warmup ends within it, the loss knows its options."""
+        if self.updates is not None and self.epochs is not None:
+            yield Problem(("epochs",), "set beside updates; keep one of the two")
+        elif self.updates is not None and self.warmup > self.updates:
+            yield Problem(
+                ("warmup",),
+                f"found {self.warmup}, more than the run's {self.updates} updates; use fewer",
+            )
+        try:
+            resolve_options(self.loss, self.loss_options)
+        except ValueError as error:
+            yield Problem(("loss_options",), str(error))
+
+
+class ConcurrencyTable(StrictModel):
+    """How much goes on at once."""
+
+    sampling: Count | None = None
+    """Attempts that sample at once. Unset: all that one update needs, at most 1024."""
+
+    grading: Count | None = None
+    """Attempts that are graded at once. Unset: all that one update needs, at most 1024."""
+
+    start_ahead: Annotated[int, Field(ge=0)] = 2
+    """Attempts that are set up while all sampling slots are taken."""
+
+
+class ClocksTable(StrictModel):
+    """Seconds that each phase of a try may take."""
+
+    rollout_seconds: Seconds | None = None
+    """When the agent is cut and graded on what it left. Unset: derived by the runtime (an Episode's
+    `rollout_seconds` plus 10)."""
+
+    setup_seconds: Seconds = 60
+    """For `setup`; a try that outlasts it is tried again."""
+
+    grading_seconds: Seconds = 60
+    """For one try of `grade`."""
+
+    release_seconds: Seconds = 30
+    """For `close` and the release of what the try holds."""
+
+
+class EvaluationSet(StrictModel):
+    """Held-out tasks; nothing is trained on them."""
+
+    tasks: Text
+    """The tasks file, beside the config."""
+
+    attempts: Count = 4
+    """Attempts at each task."""
+
+    temperature: Annotated[float, Field(ge=0)] | None = None
+    """0 is greedy. Unset: that of `[sampling]`."""
+
+    max_tokens: Count | None = None
+    """Tokens of one reply. Unset: those of `[sampling]`."""
+
+    solved_at: float = 1.0
+    """The reward from which an attempt counts as solved."""
+
+
+class EvaluationTable(StrictModel):
+    """When the held-out sets are evaluated."""
+
+    every: Annotated[int, Field(ge=0)] = 10
+    """Updates between two evaluations; there is one before the first update and one after the last
+    besides. 0: only those two."""
+
+    sets: dict[str, EvaluationSet] = Field(default_factory=dict[str, EvaluationSet])
+    """The sets by name."""
+
+    def broken_rules(self) -> Iterator[Problem]:
+        """There is something to evaluate, under names that metrics and files can carry."""
+        if "every" in self.model_fields_set and not self.sets:
+            yield Problem(("every",), "set, but there is no set; add [evaluation.sets.<name>]")
+        for name in self.sets:
+            if not _SET_NAME.match(name) or name == "train":
+                yield Problem(
+                    ("sets", name),
+                    "a set's name has letters, digits, - and _, and is not train; rename it",
+                )
+
+
+class RLConfig(StrictModel):
+    """A config with `recipe = "rl"`."""
+
+    recipe: Literal["rl"]
+    """`rl`: reinforcement learning on what an agent does."""
+
+    runtime: Text = DEFAULT_RUNTIME
+    """What runs the attempts, as `module:factory`. The default runs Episodes."""
+
+    runtime_options: dict[str, object] | None = None
+    """Options of a custom runtime, validated by the model that its factory names."""
+
+    compute: ComputeTable = ComputeTable()
+    model: ModelTable
+    episode: EpisodeTable
+    training: TrainingTable = TrainingTable()
+    sampling: SamplingTable = SamplingTable()
+    concurrency: ConcurrencyTable = ConcurrencyTable()
+    clocks: ClocksTable = ClocksTable()
+    evaluation: EvaluationTable = EvaluationTable()
+    output: OutputTable = OutputTable()
+
+    @property
+    def sampling_slots(self) -> int:
+        """Attempts that sample at once."""
+        return self.concurrency.sampling or self._slots_one_update_needs
+
+    @property
+    def grading_slots(self) -> int:
+        """Attempts that are graded at once."""
+        return self.concurrency.grading or self._slots_one_update_needs
+
+    @property
+    def _slots_one_update_needs(self) -> int:
+        return min(self.training.groups_per_update * self.training.group_size, MOST_SLOTS)
+
+    def broken_rules(self) -> Iterator[Problem]:
+        """The rules between tables."""
+        if self.runtime == DEFAULT_RUNTIME and self.episode.class_ is None:
+            yield Problem(
+                ("episode", "class"),
+                'missing; name the Episode to run, such as "episode:MyEpisode"',
+            )
+        for place, tokens in self._reply_limits():
+            if tokens >= self.model.max_seq_len:
+                yield Problem(
+                    place,
+                    f"found {tokens}, which leaves no room for a prompt in model.max_seq_len "
+                    f"({self.model.max_seq_len}); use less",
+                )
+
+    def _reply_limits(self) -> Iterator[tuple[tuple[str, ...], int]]:
+        yield ("sampling", "max_tokens"), self.sampling.max_tokens
+        for name, held_out in self.evaluation.sets.items():
+            if held_out.max_tokens is not None:
+                yield ("evaluation", "sets", name, "max_tokens"), held_out.max_tokens

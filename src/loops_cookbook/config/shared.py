@@ -1,0 +1,105 @@
+"""The tables that every recipe has: `[compute]`, `[model]`, `[sampling]` and `[output]`."""
+
+from collections.abc import Iterator
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import Field
+
+from loops_cookbook.config.base import Count, Seconds, StrictModel, Text
+from loops_cookbook.problems import Problem
+
+ScopeName: TypeAlias = Literal["local", "serverless", "dedicated", "deployment"]
+"""What `scope` may be called; `deployment` is another name of `dedicated`."""
+
+
+class ComputeTable(StrictModel):
+    """Who trains and who samples."""
+
+    scope: ScopeName | None = None
+    """`local`: the embedded engine, started by the command; `serverless`, `dedicated` (also called
+    `deployment`): hosted Loops. `--scope` goes before it. Unset: `BASETEN_LOOPS_SCOPE`, else by
+    the model: a bundled model or a local folder is `local`."""
+
+
+class ModelTable(StrictModel):
+    """The model that is trained."""
+
+    name: Text
+    """A hub id, a local folder, or a bundled model such as `models/counting`. A folder of that path
+    beside the config or in the working directory goes before the others."""
+
+    max_seq_len: Annotated[int, Field(ge=2)] = 1024
+    """Tokens that a prompt and its reply may have together."""
+
+    lora_rank: Annotated[int, Field(ge=0)] = 32
+    """Rank of the LoRA adapter. 0 trains every weight, which only the embedded engine does."""
+
+    lora_alpha: Annotated[float, Field(gt=0)] = 32
+    """The adapter's output is scaled by `lora_alpha / lora_rank`."""
+
+    tokenizer: Text | None = None
+    """Hub id or folder of another tokenizer. Unset: the model's own."""
+
+    renderer: Text | None = None
+    """Name of the renderer to use, whatever the model is called. Unset: found by the model."""
+
+    thinking_retention: Literal["template", "all"] = "template"
+    """What later turns see of earlier reasoning: what the chat template keeps, or `all` of it, so
+    that every turn extends the one before."""
+
+    seed: Annotated[int, Field(ge=0)] = 0
+    """Of the adapter's first weights."""
+
+    def broken_rules(self) -> Iterator[Problem]:
+        """`lora_alpha` scales an adapter, so it needs one."""
+        if self.lora_rank == 0 and "lora_alpha" in self.model_fields_set:
+            yield Problem(
+                ("lora_alpha",),
+                "set, but lora_rank = 0 trains every weight without an adapter; remove it",
+            )
+
+
+class SamplingTable(StrictModel):
+    """How the policy's replies are drawn in training; an evaluation set may differ."""
+
+    temperature: Annotated[float, Field(ge=0)] = 1.0
+    """Replies are drawn from the distribution at this temperature."""
+
+    max_tokens: Count = 256
+    """Tokens of one reply."""
+
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Draw from the likeliest tokens that hold this much probability together. 1: from all."""
+
+    top_k: Annotated[int, Field(ge=0)] = 0
+    """Draw from this many of the likeliest tokens. 0: from all."""
+
+    stop: Annotated[tuple[Text, ...], Field(strict=False)] = ()
+    """Strings that end a reply; the one that ended it stays part of it."""
+
+    max_attempt_tokens: Count | None = None
+    """Tokens over all replies of an attempt. Unset: no limit."""
+
+    def broken_rules(self) -> Iterator[Problem]:
+        """Training needs attempts that differ."""
+        if self.temperature == 0:
+            yield Problem(
+                ("temperature",),
+                "found 0, which draws every attempt of a group alike, so that none teaches; use "
+                "more than 0 (an evaluation set may have 0)",
+            )
+
+
+class OutputTable(StrictModel):
+    """What a run leaves, and where."""
+
+    output_dir: Text | None = None
+    """Folder of this config's runs, in the working directory. Unset: `runs/` and the name of the
+    config's folder."""
+
+    trace: Literal["full", "samples", "off"] = "full"
+    """Transcripts that are written: `full`, of every attempt; `samples`, of the first two of each
+    group and of the first at each task of an evaluation; `off`, none."""
+
+    progress_every_seconds: Seconds = 30
+    """Seconds between two lines of progress."""

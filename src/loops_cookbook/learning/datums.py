@@ -1,0 +1,102 @@
+"""Sequences and an advantage become datums: rows of equal length that a trainer reads.
+
+Position k of a datum predicts `target_ids[k]`, so a sequence of N tokens gives a datum of
+N - 1 positions. Prompt and observation positions have advantage 0 and logprob 0: they are
+context, never trained. Every stream of a datum has the same length, checked where it is made.
+"""
+
+from collections.abc import Sequence as AbstractSequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from loops_cookbook.tokens import Ids, Logprobs, Sequence
+
+Aggregation: TypeAlias = Literal["sum", "token_mean", "attempt_mean"]
+"""How a batch's token losses become one number; see `aggregate`."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Datum:
+    """One row for the trainer. RL rows carry logprobs and advantages, supervised rows weights."""
+
+    input_ids: Ids
+    """int32[L]"""
+    target_ids: Ids
+    """int32[L], the token that each position predicts."""
+    logprobs: Logprobs | None = None
+    """float32[L], the sampler's, 0 where nothing was sampled."""
+    advantages: npt.NDArray[np.float32] | None = None
+    """float32[L], 0 where nothing is trained."""
+    weights: npt.NDArray[np.float32] | None = None
+    """float32[L], for cross_entropy only."""
+
+    def __post_init__(self) -> None:
+        for name in ("target_ids", "logprobs", "advantages", "weights"):
+            stream = getattr(self, name)
+            if stream is not None and stream.shape != self.input_ids.shape:
+                raise ValueError(
+                    f"a datum's {name} has shape {stream.shape}, its input_ids "
+                    f"{self.input_ids.shape}: every stream has one length"
+                )
+
+    @property
+    def trained_tokens(self) -> int:
+        """Positions that move the policy."""
+        stream = self.advantages if self.weights is None else self.weights
+        return 0 if stream is None else int(np.count_nonzero(stream))
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredAttempt:
+    """The rows of one attempt and the advantage that all their sampled tokens share."""
+
+    sequences: tuple[Sequence, ...]
+    advantage: float
+
+    @property
+    def trained_tokens(self) -> int:
+        """Tokens that a position can predict and the policy sampled, over all its rows."""
+        return sum(_trained_tokens(sequence) for sequence in self.sequences)
+
+
+def datums(
+    attempts: AbstractSequence[ScoredAttempt], aggregation: Aggregation = "sum"
+) -> tuple[Datum, ...]:
+    """Turn a batch's attempts into datums whose summed loss is the aggregated loss.
+
+    `sum` leaves advantages as they are. `token_mean` divides them by the batch's trained
+    tokens. `attempt_mean` divides each attempt's by its own trained tokens, then by the number
+    of attempts; so an attempt weighs the same whether its turns merged into one row or not.
+
+    Raises:
+        ValueError: a row has no sampled token to train.
+    """
+    if any(_trained_tokens(s) == 0 for attempt in attempts for s in attempt.sequences):
+        raise ValueError("a sequence without a sampled token after its first has nothing to train")
+    total = sum(attempt.trained_tokens for attempt in attempts)
+    made: list[Datum] = []
+    for attempt in attempts:
+        divisor = {
+            "sum": 1,
+            "token_mean": total,
+            "attempt_mean": attempt.trained_tokens * len(attempts),
+        }[aggregation]
+        made.extend(_datum(s, attempt.advantage / divisor) for s in attempt.sequences)
+    return tuple(made)
+
+
+def _trained_tokens(sequence: Sequence) -> int:
+    return int(np.count_nonzero(sequence.is_sampled[1:]))
+
+
+def _datum(sequence: Sequence, advantage: float) -> Datum:
+    is_trained = sequence.is_sampled[1:]
+    return Datum(
+        input_ids=sequence.ids[:-1],
+        target_ids=sequence.ids[1:],
+        logprobs=sequence.logprobs[1:],
+        advantages=np.where(is_trained, np.float32(advantage), np.float32(0.0)),
+    )

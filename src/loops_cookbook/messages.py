@@ -1,0 +1,103 @@
+"""What an agent says and reads: messages in OpenAI form, and the tool calls in them.
+
+A message is the plain mapping a user writes, never a class of ours. Two messages are the same
+turn of a conversation when `canonical` of both is equal: that is the rule by which a call
+extends an earlier one, so it forgives what clients change on the way (key order, absent
+against None, text parts against a string, outer white space, the spacing of JSON arguments).
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias, cast
+
+Message: TypeAlias = Mapping[str, object]
+"""One message in OpenAI form: `role`, `content`, and for an assistant `tool_calls`."""
+
+Tool: TypeAlias = Mapping[str, object]
+"""A tool's declaration in OpenAI form: `{"type": "function", "function": {...}}`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call that the model made of one tool."""
+
+    id: str
+    name: str
+    arguments: Mapping[str, object]
+    """Parsed from the model's JSON."""
+
+    def as_message_part(self) -> dict[str, object]:
+        """The call as it stands in an assistant message's `tool_calls`."""
+        arguments = json.dumps(self.arguments, ensure_ascii=False)
+        return {
+            "id": self.id,
+            "type": "function",
+            "function": {"name": self.name, "arguments": arguments},
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class MalformedToolCall:
+    """Text that was meant as a tool call and could not be parsed."""
+
+    raw: str
+    problem: str
+
+
+def text_of(content: object) -> str | None:
+    """The text of a message's content: a string as it is, text parts joined, else None.
+
+    Raises:
+        ValueError: it is neither None, a string nor a list of parts, or a part is not text.
+    """
+    if content is None or isinstance(content, str):
+        return content
+    if not isinstance(content, Iterable) or isinstance(content, Mapping | bytes):
+        raise ValueError(f"content must be a string, a list of parts or null, not {content!r}")
+    parts: list[str] = []
+    for part in cast(Iterable[object], content):
+        text = cast(Mapping[str, object], part).get("text") if isinstance(part, Mapping) else None
+        if not isinstance(text, str):
+            raise ValueError(f"a content part must be text here, not {part!r}")
+        parts.append(text)
+    return "".join(parts)
+
+
+def canonical(message: Message) -> tuple[object, ...]:
+    """What two messages must share to be the same turn; comparable and hashable."""
+    role = message.get("role")
+    content = (text_of(message.get("content")) or "").strip()
+    calls = tuple(_canonical_call(call) for call in _calls_of(message))
+    if role == "assistant":
+        return (role, content, calls)
+    kept = {"role", "content", "tool_calls"}
+    rest = tuple(
+        sorted((k, _stable(v)) for k, v in message.items() if k not in kept and v is not None)
+    )
+    return (role, content, calls, rest)
+
+
+def canonical_tools(tools: Sequence[Tool] | None) -> str:
+    """A list of tools as one comparable string; None and empty are the same."""
+    return _stable(list(tools)) if tools else ""
+
+
+def _calls_of(message: Message) -> Iterable[Mapping[str, object]]:
+    calls = message.get("tool_calls")
+    return cast(Iterable[Mapping[str, object]], calls) if calls else ()
+
+
+def _canonical_call(call: Mapping[str, object]) -> tuple[object, str]:
+    function = cast(Mapping[str, object], call.get("function") or call)
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except ValueError:
+            return function.get("name"), arguments
+    return function.get("name"), _stable(arguments)
+
+
+def _stable(value: object) -> str:
+    return json.dumps(value, sort_keys=True, ensure_ascii=False, default=repr)

@@ -1,0 +1,210 @@
+"""What is wrong with something a person wrote, told in one line a fault.
+
+pydantic finds the faults of a config, of options and of tasks; `problems_in` retells each as a
+`Problem`: the place, what was found there, what to do. A model that has rules between its own
+keys raises `BrokenRules`, whose problems are placed below the model. No line ever holds a line
+break, whatever was found.
+"""
+
+import difflib
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from reprlib import Repr
+from types import UnionType
+from typing import Annotated, Union, cast, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+MOST_SHOWN = 200
+"""Characters of a value that a message shows."""
+
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+\Z")
+
+_WANTED = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "int_parsing": "a whole number",
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "finite_number": "a finite number",
+    "string_type": "a string",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+    "list_type": "a list",
+    "tuple_type": "a list",
+    "dict_type": "named values (a table in TOML, an object in JSON)",
+    "model_type": "named values (a table in TOML, an object in JSON)",
+    "model_attributes_type": "named values (a table in TOML, an object in JSON)",
+    "none_required": "nothing",
+    "literal_error": "{expected}",
+    "enum": "{expected}",
+    "greater_than": "more than {gt}",
+    "greater_than_equal": "{ge} or more",
+    "less_than": "less than {lt}",
+    "less_than_equal": "{le} or less",
+    "string_too_short": "a string of {min_length} or more characters",
+    "string_too_long": "a string of {max_length} or fewer characters",
+    "too_short": "{min_length} or more items",
+    "too_long": "{max_length} or fewer items",
+    "string_pattern_mismatch": "a string that matches {pattern}",
+}
+"""What to use instead, by pydantic's type of an error."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One fault."""
+
+    place: tuple[str | int, ...]
+    """Keys and indices from the outermost on; empty where the whole is meant."""
+    text: str
+    """What was found, then what to do."""
+
+    @property
+    def where(self) -> str:
+        """The place as TOML writes it: `training.group_size`, `sampling.stop[0]`."""
+        return dotted(self.place)
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.text}" if self.place else self.text
+
+
+class BrokenRules(ValueError):
+    """Raised by a model's validator: rules between its keys that do not hold."""
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("; ".join(map(str, self.problems)))
+
+
+def problems_in(error: Exception, model: type[BaseModel]) -> tuple[Problem, ...]:
+    """Retell what `model` raised about a value: pydantic's error, or any of its validators'."""
+    if not isinstance(error, ValidationError):
+        what = f"{model.__name__} raised {type(error).__name__}: {error}"
+        return (Problem((), f"{one_line(what)}; let it raise ValueError on a bad value"),)
+    return tuple(p for details in error.errors(include_url=False) for p in _retold(details, model))
+
+
+def dotted(place: Iterable[str | int]) -> str:
+    """A place as one word; keys that TOML would quote are quoted."""
+    word = ""
+    for part in place:
+        if isinstance(part, int):
+            word += f"[{part}]"
+        else:
+            key = part if _BARE_KEY.match(part) else json.dumps(part, ensure_ascii=False)
+            word += f".{key}" if word else key
+    return word
+
+
+def found(value: object) -> str:
+    """A value as a message shows it: short, and in one line."""
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    short = Repr()
+    short.maxstring = short.maxother = short.maxlong = 60
+    text = one_line(short.repr(value))
+    return text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN - 3]}..."
+
+
+def one_line(text: str) -> str:
+    """The text without its line breaks."""
+    return " ".join(text.split())
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """The known word that was most likely meant, if one is near."""
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return near[0] if near else None
+
+
+def shown(path: Path) -> str:
+    """A path as a message shows it: relative where it lies below the working directory."""
+    try:
+        return str(path.absolute().relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
+
+
+def _retold(details: ErrorDetails, model: type[BaseModel]) -> Iterator[Problem]:
+    place = details["loc"]
+    cause = details.get("ctx", {}).get("error")
+    if isinstance(cause, BrokenRules):
+        yield from (replace(p, place=(*place, *p.place)) for p in cause.problems)
+    else:
+        yield Problem(place, _text(details, model))
+
+
+def _text(details: ErrorDetails, model: type[BaseModel]) -> str:
+    kind, context = details["type"], details.get("ctx", {})
+    if kind == "missing":
+        return "missing; add it"
+    if kind == "extra_forbidden":
+        return _unknown_key(details["loc"], model)
+    if kind in ("value_error", "assertion_error"):
+        return one_line(str(context.get("error") or details["msg"]))
+    if kind in _WANTED:
+        return f"found {found(details['input'])}; use {_WANTED[kind].format_map(context)}"
+    return one_line(f"found {found(details['input'])}; {details['msg']}")
+
+
+def _unknown_key(place: tuple[str | int, ...], model: type[BaseModel]) -> str:
+    *table, key = place
+    known = _keys(_annotations_at(model, table))
+    elsewhere = [path for path in _every_key(model) if path[-1] == key]
+    if elsewhere:
+        return f"unknown key; did you mean {dotted(elsewhere[0])}?"
+    if near := nearest(str(key), known):
+        return f"unknown key; did you mean {near}?"
+    return f"unknown key; the keys here are {', '.join(known)}" if known else "unknown key"
+
+
+def _annotations_at(model: type[BaseModel], place: Iterable[str | int]) -> list[object]:
+    """The types that may stand at a place below `model`."""
+    here: list[object] = [model]
+    for key in place:
+        here = [inner for annotation in here for inner in _step(annotation, key)]
+    return here
+
+
+def _step(annotation: object, key: str | int) -> Iterator[object]:
+    for part in _alternatives(annotation):
+        if isinstance(part, type) and issubclass(part, BaseModel):
+            yield from (field for name, field in _fields(part).items() if name == key)
+        else:  # a list or a dict: the type of what it holds
+            yield from [inner for inner in get_args(part) if inner is not ...][-1:]
+
+
+def _alternatives(annotation: object) -> Iterator[object]:
+    if get_origin(annotation) in (Union, UnionType):
+        for part in get_args(annotation):
+            yield from _alternatives(part)
+    elif get_origin(annotation) is Annotated:
+        yield from _alternatives(get_args(annotation)[0])
+    else:
+        yield annotation
+
+
+def _fields(model: type[BaseModel]) -> Mapping[str, object]:
+    """The annotation of each field under the name that a file uses."""
+    fields = model.model_fields.items()
+    return {field.alias or name: cast(object, field.annotation) for name, field in fields}
+
+
+def _keys(annotations: Iterable[object]) -> list[str]:
+    parts = (part for annotation in annotations for part in _alternatives(annotation))
+    models = (part for part in parts if isinstance(part, type) and issubclass(part, BaseModel))
+    return [name for model in models for name in _fields(model)]
+
+
+def _every_key(model: type[BaseModel], above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Each key of a model and of the models directly in it, as a path."""
+    for name, annotation in _fields(model).items():
+        yield (*above, name)
+        for part in _alternatives(annotation):
+            if isinstance(part, type) and issubclass(part, BaseModel):
+                yield from _every_key(part, (*above, name))

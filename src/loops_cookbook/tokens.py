@@ -1,0 +1,147 @@
+"""The exact tokens of an attempt: what the sampler was given, what it said, and how turns join.
+
+The engine speaks ids and this module keeps them as they came; text is for people. A `Turn` is
+one call of the sampler. `sequences` joins the turns of a `Trajectory` into the fewest token
+rows a trainer can use: a turn whose prompt begins with everything a row already holds goes on
+with that row, any other begins a new one. So each sampled token stands in exactly one row, and
+prompt tokens are context in it, never trained.
+"""
+
+from collections.abc import Sequence as AbstractSequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Ids: TypeAlias = npt.NDArray[np.int32]
+"""int32[T], token ids."""
+Logprobs: TypeAlias = npt.NDArray[np.float32]
+"""float32[T], natural logarithms of probabilities."""
+
+Origin: TypeAlias = Literal["first", "extended", "rewritten", "tools", "template"]
+"""Why a turn's prompt is what it is: `extended` goes on with an earlier turn's ids; the others
+begin a new sequence, because it is the first, the history was rewritten, the tools differ, or
+the chat template cannot be extended."""
+
+
+def ids_of(values: AbstractSequence[int] | npt.NDArray[np.integer]) -> Ids:
+    """A read-only int32 array of token ids."""
+    ids = np.array(values, dtype=np.int32)
+    ids.setflags(write=False)
+    return ids
+
+
+def logprobs_of(values: AbstractSequence[float] | npt.NDArray[np.floating]) -> Logprobs:
+    """A read-only float32 array of log-probabilities."""
+    logprobs = np.array(values, dtype=np.float32)
+    logprobs.setflags(write=False)
+    return logprobs
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SampledTokens:
+    """What one call of the sampler produced."""
+
+    ids: Ids
+    """int32[T], the sampled ids, a stop token included."""
+    logprobs: Logprobs
+    """float32[T], under the distribution they were drawn from."""
+    stop: Literal["stop", "length"]
+    """`stop`: a stop token or string ended it; `length`: the token limit did."""
+    policy_version: int | None = None
+    """The version that every one of these tokens was drawn from; None if the sampler cannot say."""
+
+    def __post_init__(self) -> None:
+        if self.ids.shape != self.logprobs.shape or self.ids.ndim != 1:
+            raise ValueError(
+                f"a sampler returned {self.ids.shape} ids and {self.logprobs.shape} logprobs: "
+                "there must be one logprob for each sampled token"
+            )
+        if not np.isfinite(self.logprobs).all():
+            raise ValueError("a sampler returned a logprob that is not finite")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Turn:
+    """One call of the sampler: the prompt as it was sent, and the tokens that came back."""
+
+    prompt_ids: Ids
+    sampled: SampledTokens
+    origin: Origin = "first"
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """The turns of one attempt with the trained policy, in the order in which they ended."""
+
+    turns: tuple[Turn, ...] = ()
+
+    @property
+    def sampled_tokens(self) -> int:
+        """How many tokens the policy sampled over all turns."""
+        return sum(len(turn.sampled.ids) for turn in self.turns)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """How many prompt tokens were sent over all turns."""
+        return sum(len(turn.prompt_ids) for turn in self.turns)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sequence:
+    """One token row for a trainer: ids of which some were sampled."""
+
+    ids: Ids
+    """int32[N]"""
+    logprobs: Logprobs
+    """float32[N], the sampler's at sampled positions, 0 elsewhere."""
+    is_sampled: npt.NDArray[np.bool_]
+    """bool[N], True where the policy sampled the token."""
+
+    @property
+    def sampled_tokens(self) -> int:
+        """How many of its tokens the policy sampled."""
+        return int(self.is_sampled.sum())
+
+
+def sequences(trajectory: Trajectory) -> tuple[Sequence, ...]:
+    """Join turns into the fewest rows in which each sampled token stands exactly once.
+
+    A turn goes on with the longest row that its prompt begins with, token for token. Turns
+    without a sampled token add nothing.
+    """
+    rows: list[list[Turn]] = []
+    heads: list[Ids] = []
+    for turn in trajectory.turns:
+        if len(turn.sampled.ids) == 0:
+            continue
+        whole = np.concatenate([turn.prompt_ids, turn.sampled.ids])
+        begun = [i for i, head in enumerate(heads) if _begins_with(turn.prompt_ids, head)]
+        if begun:
+            row = max(begun, key=lambda i: len(heads[i]))
+            rows[row].append(turn)
+            heads[row] = whole
+        else:
+            rows.append([turn])
+            heads.append(whole)
+    return tuple(_row(turns) for turns in rows)
+
+
+def _begins_with(ids: Ids, head: Ids) -> bool:
+    return len(ids) >= len(head) and bool(np.array_equal(ids[: len(head)], head))
+
+
+def _row(turns: list[Turn]) -> Sequence:
+    last = turns[-1]
+    ids = np.concatenate([last.prompt_ids, last.sampled.ids])
+    logprobs = np.zeros(len(ids), np.float32)
+    is_sampled = np.zeros(len(ids), np.bool_)
+    for turn in turns:
+        start = len(turn.prompt_ids)
+        stop = start + len(turn.sampled.ids)
+        logprobs[start:stop] = turn.sampled.logprobs
+        is_sampled[start:stop] = True
+    for array in (ids, logprobs, is_sampled):
+        array.setflags(write=False)
+    return Sequence(ids=ids, logprobs=logprobs, is_sampled=is_sampled)

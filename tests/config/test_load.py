@@ -1,0 +1,136 @@
+"""A TOML file becomes a config, or every fault in it is told."""
+
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel, ConfigDict, field_validator
+
+from loops_cookbook.config.load import LoadedConfig, load_config
+from loops_cookbook.errors import ConfigError
+
+LEAST = """\
+recipe = "rl"
+[model]
+name = "models/counting"
+[episode]
+class = "episode:Answer"
+tasks = "tasks.jsonl"
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own").mkdir()
+    return tmp_path
+
+
+def load(text: str | bytes, *overrides: str) -> LoadedConfig:
+    content = text.encode() if isinstance(text, str) else text
+    Path("own", "train.toml").write_bytes(content)
+    return load_config("own/train.toml", overrides)
+
+
+def refusal(text: str | bytes, *overrides: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load(text, *overrides)
+    return str(caught.value).splitlines()
+
+
+def test_a_config_comes_with_where_it_was_found(project: Path) -> None:
+    loaded = load(LEAST)
+    assert loaded.config.model.name == "models/counting"
+    assert loaded.path == project / "own" / "train.toml"
+    assert loaded.directory == project / "own"
+    assert loaded.beside("tasks.jsonl") == project / "own" / "tasks.jsonl"
+    assert (loaded.bundled, loaded.text, loaded.overrides) == (False, LEAST, ())
+
+
+def test_runs_lie_in_the_working_directory(project: Path) -> None:
+    assert load(LEAST).output_dir == project / "runs" / "own"
+    loaded = load(LEAST + '[output]\noutput_dir = "out/x"')
+    assert loaded.output_dir == project / "out" / "x"
+
+
+def test_a_byte_order_mark_is_no_fault(project: Path) -> None:
+    assert load(b"\xef\xbb\xbf" + LEAST.encode()).config.recipe == "rl"
+
+
+def test_an_override_goes_before_the_file(project: Path) -> None:
+    loaded = load(LEAST, "training.updates=7", 'model.name="gpt2"')
+    assert (loaded.config.training.updates, loaded.config.model.name) == (7, "gpt2")
+    assert [override.text for override in loaded.overrides] == [
+        "training.updates=7",
+        'model.name="gpt2"',
+    ]
+
+
+def test_every_fault_is_told_with_its_file_and_key(project: Path) -> None:
+    text = LEAST + '[training]\nupdates = "many"\ngroup_sise = 4\nloss = "none"\n'
+    assert refusal(text) == [
+        "own/train.toml: training.updates: found 'many'; use a whole number",
+        "own/train.toml: training.loss: found 'none'; use 'cispo', 'ppo' or 'importance_sampling'",
+        "own/train.toml: training.group_sise: unknown key; did you mean group_size?",
+    ]
+
+
+def test_a_fault_of_an_override_is_told_of_the_override(project: Path) -> None:
+    assert refusal(LEAST + "[sampling]\ntop_k = -1", "training.updates=0") == [
+        "--set training.updates=0: training.updates: found 0; use 1 or more",
+        "own/train.toml: sampling.top_k: found -1; use 0 or more",
+    ]
+
+
+def test_text_that_is_not_toml_is_told_with_its_line(project: Path) -> None:
+    (said,) = refusal('recipe = "rl"\nmodel = \n')
+    assert said.startswith("own/train.toml:2: not TOML: Invalid value")
+
+
+def test_text_that_is_not_utf_8_is_told(project: Path) -> None:
+    assert refusal(b'recipe = "caf\xe9"') == ["own/train.toml: is not UTF-8 text; save it as UTF-8"]
+
+
+class Options(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    turns: int = 3
+
+    @field_validator("turns")
+    @classmethod
+    def _lucky(cls, turns: int) -> int:
+        if turns == 13:
+            raise KeyError(turns)
+        return turns
+
+
+PLACE = ("episode", "options")
+
+
+def test_options_are_validated_by_the_users_model(project: Path) -> None:
+    loaded = load(LEAST)
+    assert loaded.options(Options, {"turns": 5}, place=PLACE) == Options(turns=5)
+    assert loaded.options(Options, None, place=PLACE) == Options()
+
+
+@pytest.mark.parametrize(
+    ("table", "problem"),
+    [
+        ({"turn": 5}, "episode.options.turn: unknown key; did you mean turns?"),
+        ({"turns": "x"}, "episode.options.turns: found 'x'; use a whole number"),
+        ({"turns": 13}, "episode.options: Options raised KeyError: 13; let it raise ValueError "
+                        "on a bad value"),
+    ],
+)  # fmt: skip
+def test_wrong_options_are_told_at_their_place(
+    project: Path, table: dict[str, object], problem: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(LEAST).options(Options, table, place=PLACE)
+    assert str(caught.value) == f"own/train.toml: {problem}"
+
+
+def test_code_without_an_options_model_takes_no_table(project: Path) -> None:
+    loaded = load(LEAST)
+    assert loaded.options(None, None, place=PLACE) is None
+    with pytest.raises(ConfigError, match=r"episode\.options: set, but the code takes no options"):
+        loaded.options(None, {}, place=PLACE)
