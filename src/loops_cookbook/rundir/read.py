@@ -1,0 +1,138 @@
+"""A run folder back as typed rows, also while the run goes on or after it was killed.
+
+A torn last line is passed over, and so are keys that a later version added. A folder with a
+newer schema is refused: what its rows mean is not known here.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar, cast
+
+from pydantic import TypeAdapter, ValidationError
+
+from loops_cookbook.attempts import Scalar
+from loops_cookbook.errors import RunFolderError
+from loops_cookbook.journal import Row, read_rows
+from loops_cookbook.records import (
+    SCHEMA_VERSION,
+    EvaluationRow,
+    GroupRow,
+    RolloutRow,
+    RunRow,
+    StepRow,
+    Transcript,
+)
+from loops_cookbook.rundir.layout import RunFolder
+from loops_cookbook.rundir.transcripts import nan_for_null, transcript_of
+
+T = TypeVar("T")
+
+_RUN = TypeAdapter(RunRow)
+_STEP = TypeAdapter(StepRow)
+_GROUP = TypeAdapter(GroupRow)
+_ROLLOUT = TypeAdapter(RolloutRow)
+_EVALUATION = TypeAdapter(EvaluationRow)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedRun:
+    """What a run left so far. Its methods read the files when they are called.
+
+    Each raises `RunFolderError` for a row that is damaged or is not of its kind.
+    """
+
+    folder: RunFolder
+    run: RunRow
+
+    def steps(self) -> tuple[StepRow, ...]:
+        """A row for each update, in order."""
+        return _typed(self.folder.steps, _step)
+
+    def groups(self) -> tuple[GroupRow, ...]:
+        """A row for each settled group, as they were settled."""
+        return _typed(self.folder.groups, _GROUP.validate_python)
+
+    def rollouts(self) -> tuple[RolloutRow, ...]:
+        """A row for each attempt whose fate is known."""
+        return _typed(self.folder.rollouts, _rollout)
+
+    def evaluations(self) -> tuple[EvaluationRow, ...]:
+        """A row for each evaluation of a set, in order."""
+        return _typed(self.folder.evaluations, _EVALUATION.validate_python)
+
+    def transcript(self, name: str) -> Transcript:
+        """The transcript whose file in `transcripts/` has this name."""
+        path = self.folder.transcripts / name
+        return _valid(path, transcript_of, _object(path))
+
+
+def open_run(root: Path) -> RecordedRun:
+    """Read what a run is.
+
+    Raises:
+        RunFolderError: it is no run folder, or its records are of a newer schema.
+    """
+    folder = RunFolder(root)
+    if not folder.run.is_file():
+        raise RunFolderError(
+            f"{root} has no run.json: name the folder of a run, which holds one from its start on"
+        )
+    row = _object(folder.run)
+    schema = row.get("schema")
+    if not isinstance(schema, int) or schema > SCHEMA_VERSION:
+        raise RunFolderError(
+            f"{folder.run} has schema {schema!r}, and this version of loops-cookbook reads "
+            f"schemas up to {SCHEMA_VERSION}: install a newer version"
+        )
+    return RecordedRun(folder, _valid(folder.run, _RUN.validate_python, row))
+
+
+def _typed(path: Path, read: Callable[[Row], T]) -> tuple[T, ...]:
+    return tuple(_valid(f"{path}:{number}", read, row) for number, row in read_rows(path))
+
+
+def _valid(where: object, read: Callable[[Row], T], row: Row) -> T:
+    try:
+        return read(row)
+    except (ValueError, LookupError, OverflowError) as error:
+        fault = repr(error)
+        if isinstance(error, ValidationError):
+            first = error.errors()[0]
+            fault = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        raise RunFolderError(
+            f"{where} is not a record of its kind ({fault}): it was changed or damaged"
+        ) from error
+
+
+def _object(path: Path) -> Row:
+    try:
+        value = json.loads(path.read_bytes().decode())
+    except FileNotFoundError as error:
+        raise RunFolderError(f"{path} is not there: list its folder for what is") from error
+    except (OSError, ValueError) as error:
+        raise RunFolderError(
+            f"{path} cannot be read as JSON ({error}): it was changed or damaged"
+        ) from error
+    if not isinstance(value, dict):
+        raise RunFolderError(f"{path} is not a JSON object: it was changed or damaged")
+    return cast(Row, value)
+
+
+def _step(row: Row) -> StepRow:
+    apart = ("update", "at", "totals")
+    numbers = {name: value for name, value in row.items() if name not in apart and _number(value)}
+    metrics = nan_for_null(cast("dict[str, Scalar | None]", numbers))
+    return _STEP.validate_python({**{k: row[k] for k in apart if k in row}, "metrics": metrics})
+
+
+def _number(value: object) -> bool:
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+
+
+def _rollout(row: Row) -> RolloutRow:
+    metadata = row.get("metadata")
+    if isinstance(metadata, dict):
+        row = {**row, "metadata": nan_for_null(cast("dict[str, Scalar | None]", metadata))}
+    return _ROLLOUT.validate_python(row)

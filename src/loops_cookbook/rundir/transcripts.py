@@ -1,0 +1,260 @@
+"""A transcript as a file: readable by a person, exact for a machine.
+
+Nothing that was said stands twice. A call that goes on with an earlier one says so in
+`continues`: its `messages` are those after that call's messages and reply. A turn that goes on
+with an earlier one says so likewise: its `context_ids` are the ids between that turn's last
+sampled token and its own first. So each token that the policy sampled stands once, in
+`sampled_ids`, with exactly the log-probability, a float32, that the sampler gave. A list of
+numbers stands on one line, and so does a message.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+from pydantic import BaseModel
+
+from loops_cookbook.attempts import Call, Fate, Flags, Scalar, Timing
+from loops_cookbook.journal import Row, encode
+from loops_cookbook.messages import Message, Tool
+from loops_cookbook.records import SCHEMA_VERSION, Transcript, jsonable
+from loops_cookbook.tokens import (
+    Ids,
+    Logprobs,
+    Origin,
+    SampledTokens,
+    Trajectory,
+    Turn,
+    ids_of,
+    logprobs_of,
+)
+
+_DEEP = "    "
+
+
+def transcript_text(transcript: Transcript) -> str:
+    """The whole content of a transcript's file."""
+    place = {
+        "schema": SCHEMA_VERSION,
+        "purpose": transcript.purpose,
+        "group": transcript.group,
+        "attempt": transcript.attempt,
+        "task": transcript.task,
+    }
+    outcome = {
+        "reward": transcript.reward,
+        "fate": transcript.fate,
+        "detail": transcript.detail,
+        "exception": transcript.exception,
+    }
+    course = {
+        "tries": transcript.tries,
+        "flags": jsonable(transcript.flags),
+        "timing": jsonable(transcript.timing),
+        "started_at": transcript.started_at,
+    }
+    lines = [
+        _inside(place),
+        _inside(outcome),
+        _inside({"metadata": transcript.metadata}),
+        _inside(course),
+        f'"calls": {_list(_calls(transcript.calls))}',
+        f'"turns": {_list(_turns(transcript.trajectory.turns))}',
+    ]
+    return "{" + ",\n ".join(lines) + "}\n"
+
+
+def transcript_of(row: Row) -> Transcript:
+    """What `transcript_text` wrote; keys it does not know are passed over.
+
+    Raises:
+        ValueError: it is not a transcript.
+    """
+    form = _TranscriptForm.model_validate(row)
+    return Transcript(
+        purpose=form.purpose,
+        group=form.group,
+        attempt=form.attempt,
+        task=form.task,
+        fate=form.fate,
+        reward=form.reward,
+        detail=form.detail,
+        exception=form.exception,
+        flags=form.flags,
+        tries=form.tries,
+        metadata=nan_for_null(form.metadata),
+        timing=form.timing,
+        started_at=form.started_at,
+        calls=_read_calls(form.calls),
+        trajectory=Trajectory(_read_turns(form.turns)),
+    )
+
+
+def nan_for_null(values: Mapping[str, Scalar | None]) -> dict[str, Scalar]:
+    """Read a mapping back: null is how JSON says a number that is not finite, NaN here."""
+    return {name: math.nan if value is None else value for name, value in values.items()}
+
+
+class _CallForm(BaseModel):
+    producer: str
+    turn: int | None
+    origin: str | None
+    finish_reason: str
+    continues: int | None
+    tools: tuple[dict[str, object], ...] = ()
+    messages: tuple[dict[str, object], ...]
+    reply: dict[str, object]
+
+
+class _TurnForm(BaseModel):
+    origin: Origin
+    policy_version: int | None
+    stop: Literal["stop", "length"]
+    continues: int | None
+    context_ids: list[int]
+    sampled_ids: list[int]
+    logprobs: list[float]
+
+
+class _TranscriptForm(BaseModel):
+    purpose: str
+    group: int
+    attempt: int
+    task: str
+    reward: float | None
+    fate: Fate | None
+    detail: str
+    exception: str | None
+    tries: int
+    flags: Flags
+    metadata: dict[str, Scalar | None]
+    timing: Timing
+    started_at: float
+    calls: list[_CallForm]
+    turns: list[_TurnForm]
+
+
+def _calls(calls: Sequence[Call]) -> list[str]:
+    """Each call as a JSON object; messages are compared as they are written."""
+    written: dict[int, str] = {}  # by identity: calls share the messages of their history
+    said: list[tuple[str, list[str], list[str]]] = []  # producer, tools, messages with the reply
+    objects: list[str] = []
+    for call in calls:
+        tools = [_once(tool, written) for tool in call.tools]
+        messages = [_once(message, written) for message in call.messages]
+        reply = _once(call.reply, written)
+        before: int | None = None
+        new = messages
+        for i, (producer, its_tools, whole) in reversed(list(enumerate(said))):
+            same = producer == call.producer and its_tools == tools
+            if same and messages[: len(whole)] == whole:
+                before, new = i, messages[len(whole) :]
+                break
+        head = {
+            "producer": call.producer,
+            "turn": call.turn,
+            "origin": call.origin,
+            "finish_reason": call.finish_reason,
+            "continues": before,
+        }
+        lines = [_inside(head)]
+        if tools and before is None:
+            lines.append(f'"tools": {_list(tools, indent=_DEEP)}')
+        lines.append(f'"messages": {_list(new, indent=_DEEP)}')
+        lines.append(f'"reply": {reply}')
+        objects.append("{" + ",\n   ".join(lines) + "}")
+        said.append((call.producer, tools, [*messages, reply]))
+    return objects
+
+
+def _once(value: Message | Tool, written: dict[int, str]) -> str:
+    text = written.get(id(value))
+    if text is None:
+        text = written[id(value)] = encode(value)
+    return text
+
+
+def _read_calls(forms: Sequence[_CallForm]) -> tuple[Call, ...]:
+    calls: list[Call] = []
+    for form in forms:
+        messages: tuple[Message, ...] = form.messages
+        tools: tuple[Tool, ...] = form.tools
+        if form.continues is not None:
+            before = calls[form.continues]
+            messages = (*before.messages, before.reply, *messages)
+            tools = before.tools
+        calls.append(
+            Call(
+                producer=form.producer,
+                messages=messages,
+                tools=tools,
+                reply=form.reply,
+                finish_reason=form.finish_reason,
+                origin=form.origin,
+                turn=form.turn,
+            )
+        )
+    return tuple(calls)
+
+
+def _turns(turns: Sequence[Turn]) -> list[str]:
+    """Each turn as a JSON object."""
+    wholes: list[Ids] = []
+    objects: list[str] = []
+    for turn in turns:
+        prompt, sampled = turn.prompt_ids, turn.sampled
+        before: int | None = None
+        context = prompt
+        for i, whole in reversed(list(enumerate(wholes))):
+            if len(whole) <= len(prompt) and bool((prompt[: len(whole)] == whole).all()):
+                before, context = i, prompt[len(whole) :]
+                break
+        head = {
+            "origin": turn.origin,
+            "policy_version": sampled.policy_version,
+            "stop": sampled.stop,
+            "continues": before,
+        }
+        lines = [
+            _inside(head),
+            f'"context_ids": {context.tolist()}',
+            f'"sampled_ids": {sampled.ids.tolist()}',
+            f'"logprobs": {_exact(sampled.logprobs)}',
+        ]
+        objects.append("{" + ",\n   ".join(lines) + "}")
+        if len(turns) > 1:
+            wholes.append(np.concatenate([prompt, sampled.ids]))
+    return objects
+
+
+def _read_turns(forms: Sequence[_TurnForm]) -> tuple[Turn, ...]:
+    turns: list[Turn] = []
+    for form in forms:
+        prompt = form.context_ids
+        if form.continues is not None:
+            before = turns[form.continues]
+            prompt = [*before.prompt_ids.tolist(), *before.sampled.ids.tolist(), *prompt]
+        sampled = SampledTokens(
+            ids=ids_of(form.sampled_ids),
+            logprobs=logprobs_of(form.logprobs),
+            stop=form.stop,
+            policy_version=form.policy_version,
+        )
+        turns.append(Turn(ids_of(prompt), sampled, form.origin))
+    return tuple(turns)
+
+
+def _exact(logprobs: Logprobs) -> str:
+    """A JSON list: nine digits tell every float32 from its neighbours, at a third of `repr`."""
+    return f"[{', '.join(['%.9g'] * len(logprobs))}]" % tuple(logprobs.tolist())
+
+
+def _inside(fields: Mapping[str, object]) -> str:
+    """The fields of a JSON object, on one line, without its braces."""
+    return encode(fields)[1:-1]
+
+
+def _list(items: Sequence[str], *, indent: str = "  ") -> str:
+    """JSON values as a list, one below the other."""
+    return f"[\n{indent}" + f",\n{indent}".join(items) + "]" if items else "[]"

@@ -1,0 +1,133 @@
+"""What the rest of the package asks of whoever trains and samples, as three Protocols.
+
+A `Sampler` turns prompt ids into sampled ids. A `Trainer` applies one batch and publishes the
+new policy. A `Service` is the pair for the length of a run. Nobody inherits from them: the HTTP
+clients, the doubles in `loops_cookbook.testing` and a user's own objects just have the methods.
+All methods may raise `ServiceUnavailable` or `ServiceRefused`, and nothing else on purpose.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from loops_cookbook.learning.datums import Datum
+from loops_cookbook.tokens import Ids, Logprobs, SampledTokens
+
+
+@dataclass(frozen=True, slots=True)
+class SampleParams:
+    """How to sample one completion. Equal parameters may share a request."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0: off."""
+    stop: tuple[str, ...] = ()
+    """Strings that end a completion; they stay part of it."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Ids that end a completion; the id that ended it stays part of it."""
+    seed: int | None = None
+
+
+class Sampler(Protocol):
+    """Draws completions from the policy."""
+
+    async def sample(
+        self,
+        prompt_ids: Ids,
+        params: SampleParams,
+        *,
+        n: int = 1,
+        min_policy_version: int = 0,
+        affinity_key: str | None = None,
+    ) -> tuple[SampledTokens, ...]:
+        """Draw `n` completions of one prompt, all from a version of at least `min_policy_version`.
+
+        Requests with one `affinity_key` are served where their common prefix is cached.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class AdamParams:
+    """One optimizer step's settings, as the wire names them."""
+
+    learning_rate: float
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-12
+    weight_decay: float = 0.0
+    grad_clip_norm: float = 1.0
+    """0: no clipping."""
+
+
+@dataclass(frozen=True, slots=True)
+class LossSpec:
+    """A loss by its name on the wire, and its options."""
+
+    name: str
+    config: Mapping[str, float | bool] = field(default_factory=dict[str, float | bool])
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What one update came to."""
+
+    loss: float
+    """Sum over the batch's datums, in the units of the loss."""
+    logprobs: tuple[Logprobs, ...]
+    """float32[L] a datum: the trainer's own, before the update."""
+    metrics: Mapping[str, float]
+    """The optimizer's, such as `grad_norm` (before clipping) and `learning_rate`."""
+
+
+class Trainer(Protocol):
+    """Applies batches to the policy, one optimizer step each."""
+
+    async def train(
+        self, batch: Sequence[Datum], loss: LossSpec, adam: AdamParams, *, key: str
+    ) -> StepResult:
+        """Take one optimizer step on a batch.
+
+        `key` names this update in the run: the same key sent again is not applied again.
+        """
+        ...
+
+    async def publish(self, *, key: str) -> int:
+        """Hand the current weights to the sampler; the version that it will serve."""
+        ...
+
+
+class Service(Protocol):
+    """A trainer and its sampler."""
+
+    @property
+    def trainer(self) -> Trainer:
+        """Applies batches."""
+        ...
+
+    @property
+    def sampler(self) -> Sampler:
+        """Draws completions from what the trainer published."""
+        ...
+
+    @property
+    def temperature_in_loss(self) -> bool:
+        """Whether the trainer takes the sampling temperature in `loss_fn_config`."""
+        ...
+
+    @property
+    def description(self) -> Mapping[str, str | int]:
+        """What run.json records of it: addresses, device, dtype, the service's own run id."""
+        ...
+
+
+class ServiceFactory(Protocol):
+    """Opens a service for the length of a `with` block."""
+
+    def __call__(self) -> AbstractAsyncContextManager[Service]:
+        """Start it; leaving the block ends it."""
+        ...

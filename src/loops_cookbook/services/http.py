@@ -1,0 +1,276 @@
+"""A trainer and a sampler over the Loops wire, whoever serves it.
+
+`HttpTrainer` submits operations one at a time, in the order of their sequence numbers, and then
+waits for results by long polls; so an update's forward_backward and optim_step are both under way
+before the first of them ends. An operation's name on the wire follows from the run, the caller's
+key, the operation and the chunk alone: the same key sent again, by a later process too, is the
+same operation and is not applied again. `HttpSampler` sends one request a call, and a retry of
+it under the same key.
+
+How long a call may take is the caller's cancel scope; an operation of which the server says that
+it still runs is waited for.
+"""
+
+import hashlib
+import uuid
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import TypeVar
+from urllib.parse import quote
+
+import anyio
+import anyio.lowlevel
+from pydantic import BaseModel
+
+from loops_cookbook.errors import ServiceRefused
+from loops_cookbook.learning.datums import Datum
+from loops_cookbook.services.base import AdamParams, LossSpec, SampleParams, StepResult
+from loops_cookbook.services.bodies import (
+    Accepted,
+    ForwardBackwardResult,
+    InitTrainer,
+    InitTrainerResult,
+    OptimStep,
+    OptimStepResult,
+    Poll,
+    Samples,
+    SaveForSampler,
+    SaveForSamplerResult,
+    WireError,
+    checked,
+    read,
+    write,
+)
+from loops_cookbook.services.transport import Transport
+from loops_cookbook.services.wire import (
+    MAX_CHUNK_BYTES,
+    POLICY_VERSION,
+    chunks,
+    datum_json,
+    forward_backward_json,
+    output_logprobs,
+    sample_json,
+    sampled,
+)
+from loops_cookbook.tokens import Ids, Logprobs, SampledTokens
+
+PENDING_SECONDS = 1.0
+"""A server holds a poll until there is a result, or for some 30 s. One that says sooner that there
+is none is asked again after this time and not at once."""
+LONG_ROW_BYTES = 16 * 1024
+"""Other tasks get a turn after a row of this size was encoded."""
+
+ResultT = TypeVar("ResultT", bound=BaseModel)
+
+
+@dataclass(frozen=True, slots=True)
+class _Operation:
+    """An operation that the trainer accepted."""
+
+    name: str
+    id: str
+
+
+def idempotency_key(run_id: str | None, key: str, operation: str, chunk: int = 0) -> str:
+    """The name of one operation: 32 hex digits that follow from the arguments alone."""
+    named = "\0".join((run_id or "", key, operation, str(chunk)))
+    return hashlib.sha256(named.encode()).hexdigest()[:32]
+
+
+class HttpTrainer:
+    """A `Trainer` over HTTP.
+
+    Args:
+        transport: to the trainer.
+        model: the base model's id, as the service calls it.
+        run_id: the service's name of this run; None where it has none.
+        chunk_bytes: a batch of more leaves as several forward_backward requests.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        *,
+        model: str,
+        run_id: str | None,
+        chunk_bytes: int = MAX_CHUNK_BYTES,
+    ) -> None:
+        self._transport = transport
+        self._chunk_bytes = chunk_bytes
+        self._model = model
+        self._run_id = run_id
+        self._seq_id = 0
+        self._submitting = anyio.Lock()
+        self._headers = {} if run_id is None else {"X-Run-Id": run_id}
+
+    async def init_trainer(self, lora_rank: int, *, key: str = "init") -> int:
+        """Begin with fresh weights to train, and no gradients; the step, which is 0.
+
+        Args:
+            lora_rank: of the adapter; 0 trains every weight, where the service can.
+            key: names this beginning in the run.
+        """
+        async with self._submitting:
+            body = self._body(InitTrainer, lora_rank=lora_rank, base_model=self._model)
+            operation = await self._submit("init_trainer_server", key, body)
+        return (await self._result(operation, InitTrainerResult)).step
+
+    async def train(
+        self, batch: Sequence[Datum], loss: LossSpec, adam: AdamParams, *, key: str
+    ) -> StepResult:
+        """Take one optimizer step on a batch.
+
+        The wire tells a request's loss as the mean over its datums; here it is the batch's sum.
+        """
+        rows: list[bytes] = []
+        for datum in batch:
+            rows.append(datum_json(datum))
+            if len(rows[-1]) > LONG_ROW_BYTES:
+                await anyio.lowlevel.checkpoint()
+        with _understood(self._transport, "the batch does not fit the wire"):
+            parts = chunks(rows, self._chunk_bytes)
+        async with self._submitting:
+            forwards = [await self._forward(part, loss, key, i) for i, part in enumerate(parts)]
+            step = await self._step(adam, key) if len(parts) == 1 else None
+        results = [await self._result(forward, ForwardBackwardResult) for forward in forwards]
+        if step is None:  # not sooner: were one part to fail, the others must not be stepped on
+            async with self._submitting:
+                step = await self._step(adam, key)
+        stepped = await self._result(step, OptimStepResult)
+        return StepResult(
+            loss=sum(r.loss * len(part) for r, part in zip(results, parts, strict=True)),
+            logprobs=self._logprobs(results, batch),
+            metrics=stepped.metrics or {},
+        )
+
+    async def publish(self, *, key: str) -> int:
+        """Hand the current weights to the sampler; the version that it will serve."""
+        async with self._submitting:
+            body = self._body(SaveForSampler, name=key, bump_version=True)
+            operation = await self._submit("save_weights_for_sampler", key, body)
+        return (await self._result(operation, SaveForSamplerResult)).version
+
+    async def _forward(
+        self, rows: Sequence[bytes], loss: LossSpec, key: str, chunk: int
+    ) -> _Operation:
+        body = forward_backward_json(
+            rows, loss, seq_id=self._next(), run_id=self._run_id, model=self._model
+        )
+        return await self._submit("forward_backward", key, body, chunk)
+
+    async def _step(self, adam: AdamParams, key: str) -> _Operation:
+        return await self._submit(
+            "optim_step", key, self._body(OptimStep, adam_params=asdict(adam))
+        )
+
+    def _body(self, model: type[BaseModel], **values: object) -> bytes:
+        """A body with the next sequence number; only for who holds `_submitting`."""
+        names = {"seq_id": self._next(), "run_id": self._run_id, "model": self._model}
+        return write(checked({**values, **names}, model))
+
+    def _next(self) -> int:
+        self._seq_id += 1
+        return self._seq_id
+
+    async def _submit(self, name: str, key: str, body: bytes, chunk: int = 0) -> _Operation:
+        headers = {
+            **self._headers,
+            "Idempotency-Key": idempotency_key(self._run_id, key, name, chunk),
+            "Content-Type": "application/json",
+        }
+        answer = await self._transport.call(
+            "submit", "POST", f"/{name}", body=body, headers=headers
+        )
+        with _understood(self._transport, f"POST /{name}"):
+            return _Operation(name, read(answer.body, Accepted).operation_id)
+
+    async def _result(self, operation: _Operation, model: type[ResultT]) -> ResultT:
+        path = f"/operations/{quote(operation.id, safe='')}"
+        while True:
+            asked = anyio.current_time()
+            answer = await self._transport.call("poll", "GET", path, headers=self._headers)
+            with _understood(self._transport, f"the result of {operation.name}"):
+                poll = Poll() if answer.status == 408 else read(answer.body, Poll)
+                if poll.status == "done":
+                    return checked(poll.result, model)
+            if poll.status == "error":
+                raise ServiceRefused(
+                    f"{operation.name} failed at the trainer {self._transport.base_url} "
+                    f"({poll.error_class or 'no class'}): {poll.error or 'unknown error'}"
+                )
+            await anyio.sleep(max(0.0, PENDING_SECONDS - (anyio.current_time() - asked)))
+
+    def _logprobs(
+        self, results: Sequence[ForwardBackwardResult], batch: Sequence[Datum]
+    ) -> tuple[Logprobs, ...]:
+        with _understood(self._transport, "the result of forward_backward"):
+            told = [logprobs for result in results for logprobs in output_logprobs(result)]
+            lengths = [len(logprobs) for logprobs in told]
+            if lengths != [len(datum.input_ids) for datum in batch]:
+                raise WireError("loss_fn_outputs: not one logprob for each position sent")
+        return tuple(told)
+
+
+class HttpSampler:
+    """A `Sampler` over HTTP.
+
+    Args:
+        transport: to the sampler.
+        run_id: the run whose policy is sampled; None for a server of one model.
+    """
+
+    def __init__(self, transport: Transport, *, run_id: str | None) -> None:
+        self._transport = transport
+        self._run_id = run_id
+
+    async def sample(
+        self,
+        prompt_ids: Ids,
+        params: SampleParams,
+        *,
+        n: int = 1,
+        min_policy_version: int = 0,
+        affinity_key: str | None = None,
+    ) -> tuple[SampledTokens, ...]:
+        """Draw `n` completions of one prompt, from at least `min_policy_version`.
+
+        0 asks for the weights as they were before any training.
+        """
+        headers = {"Idempotency-Key": str(uuid.uuid4()), "Content-Type": "application/json"}
+        if self._run_id is not None:
+            headers["X-Run-Id"] = self._run_id
+        if min_policy_version > 0:
+            headers["X-Min-Policy-Version"] = str(min_policy_version)
+        if affinity_key:
+            headers["X-Baseten-Session-ID"] = affinity_key
+        body = sample_json(prompt_ids, params, n)
+        answer = await self._transport.call("sample", "POST", "/sample", body=body, headers=headers)
+        with _understood(self._transport, "POST /sample"):
+            version = _version(answer.headers.get(POLICY_VERSION), min_policy_version)
+            completions = sampled(read(answer.body, Samples), version)
+            if len(completions) != n:
+                raise WireError(f"choices: {len(completions)} of the {n} asked for")
+        return completions
+
+
+def _version(told: str | None, floor: int) -> int | None:
+    if told is None:
+        return None
+    if not told.isdecimal():
+        raise WireError(f"{POLICY_VERSION}: {told!r} is no version")
+    if int(told) < floor:
+        raise WireError(f"{POLICY_VERSION}: {told}, where at least {floor} was asked for")
+    return int(told)
+
+
+@contextmanager
+def _understood(transport: Transport, what: str) -> Generator[None]:
+    """Turn a body that breaks the protocol into the caller's error."""
+    try:
+        yield
+    except WireError as error:
+        raise ServiceRefused(
+            f"{transport.base_url}: {what} breaks the Loops protocol ({error}): see that the "
+            "service and this package are of versions that fit"
+        ) from error

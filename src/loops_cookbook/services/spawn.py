@@ -1,0 +1,266 @@
+"""The embedded engine as a child process: started, watched, and ended with the `with` block.
+
+The child is a session of its own, so Ctrl-C in the terminal does not reach it, and it ends by
+itself when this process is gone, however that ended. Its API key is random and handed over in
+the environment; its stderr goes to a log file. When it ends too soon, every call that waits for
+it and every later one ends at once with `EngineDied`, which says how it ended and its last words.
+"""
+
+import json
+import os
+import secrets
+import signal
+import sys
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from subprocess import PIPE
+from typing import BinaryIO, cast
+from urllib.parse import quote
+
+import anyio
+import anyio.abc
+from anyio.streams.buffered import BufferedByteReceiveStream
+
+from loops_cookbook.errors import EngineDied, MissingExtra, ModelError, UsageError
+from loops_cookbook.services.base import Sampler, Trainer
+from loops_cookbook.services.gather import GatheringSampler, loop_settled
+from loops_cookbook.services.http import HttpSampler, HttpTrainer
+from loops_cookbook.services.transport import open_transport
+
+API_KEY_VARIABLE = "LOOPS_ENGINE_API_KEY"
+NEEDED = ("torch", "transformers", "peft", "safetensors", "starlette", "uvicorn")
+START_SECONDS = 600.0
+"""For loading a model."""
+END_SECONDS = 5.0
+"""Between asking the child to end and killing it."""
+LAST_WORDS = 3
+"""Lines of its log that tell how it ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """What the embedded engine is started with."""
+
+    model_dir: Path
+    """Holds config.json, weights and a tokenizer."""
+    model_name: str
+    """What requests call the model."""
+    max_seq_len: int
+    lora_rank: int
+    """0 trains every weight."""
+    lora_alpha: float = 32.0
+    seed: int = 0
+    device: str | None = None
+    """None: cuda where there is one, else cpu."""
+    dtype: str | None = None
+    threads: int | None = None
+
+    def command(self) -> list[str]:
+        """The command line of the child; None is left out."""
+        # -P: a file in the working directory must not stand in for a module of the engine.
+        line = [sys.executable, "-P", "-m", "loops_cookbook.local", "serve", "--end-with-stdin"]
+        for name, value in asdict(self).items():
+            if value is not None:
+                line.append(f"--{name.replace('_', '-')}={value}")
+        return line
+
+
+@dataclass(frozen=True, slots=True)
+class LocalService:
+    """The embedded engine as a `Service`."""
+
+    trainer: Trainer
+    sampler: Sampler
+    description: Mapping[str, str | int]
+    temperature_in_loss: bool = True
+
+
+@asynccontextmanager
+async def local_engine(
+    options: EngineOptions,
+    *,
+    run_id: str,
+    log_path: Path,
+    settle: Callable[[], Awaitable[None]] = loop_settled,
+) -> AsyncGenerator[LocalService]:
+    """Start the embedded engine, with fresh weights to train; end it with the block.
+
+    Args:
+        options: the model and how to hold it.
+        run_id: names the run on the wire.
+        log_path: where the engine's stderr goes, appended.
+        settle: when equal samples leave as one request; see `GatheringSampler`.
+
+    Raises:
+        MissingExtra: what it needs is not installed; nothing was started.
+        ModelError: it refused the model.
+        EngineDied: it ended, or did not serve in time.
+    """
+    if any(find_spec(module) is None for module in NEEDED):
+        raise MissingExtra("the embedded engine (scope local)", "local")
+    key = secrets.token_urlsafe(32)
+    async with (
+        child_server(options.command(), api_key=key, log_path=log_path) as child,
+        open_transport(child.url, api_key=key, guard=child.guard) as transport,
+        GatheringSampler(HttpSampler(transport, run_id=run_id), settle=settle) as sampler,
+    ):
+        health = f"/health?base_model={quote(options.model_name, safe='')}"
+        await transport.call("submit", "GET", health)
+        trainer = HttpTrainer(transport, model=options.model_name, run_id=run_id)
+        await trainer.init_trainer(options.lora_rank)
+        described = {"url": child.url, "run_id": run_id, "log": str(log_path), **child.engine}
+        yield LocalService(trainer, sampler, described)
+
+
+@asynccontextmanager
+async def child_server(
+    command: Sequence[str],
+    *,
+    api_key: str,
+    log_path: Path,
+    start_seconds: float = START_SECONDS,
+    end_seconds: float = END_SECONDS,
+) -> AsyncGenerator["Child"]:
+    """Run a command that serves and says so in one JSON line on stdout, `{"url": ...}`.
+
+    Args:
+        command: what to run; it finds the API key in the environment.
+        api_key: not in the command line, which others can read.
+        log_path: gets its stderr, appended.
+        start_seconds: until it must serve.
+        end_seconds: that it is given to end by itself, before it is killed.
+
+    Raises:
+        ModelError: it ended with status 2 before it served: it refused what it was asked.
+        EngineDied: it ended otherwise, or did not serve within `start_seconds`.
+    """
+    with _log(log_path) as log:
+        log_start = log.tell()
+        process = await anyio.open_process(
+            command,
+            stdin=PIPE,
+            stdout=PIPE,
+            stderr=log,
+            env={**os.environ, API_KEY_VARIABLE: api_key},
+            start_new_session=True,
+        )
+    child = Child(process, log_path, log_start)
+    failure: Exception | None = None
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(child.watch)
+        try:
+            await child.wait_ready(start_seconds)
+            yield child
+        except Exception as error:  # carried around the task group, which would wrap it
+            failure = error
+        finally:
+            await child.end(end_seconds)
+        tasks.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+
+
+class Child:
+    """A server in a process of its own; made by `child_server`."""
+
+    def __init__(self, process: anyio.abc.Process, log_path: Path, log_start: int) -> None:
+        self._process = process
+        self._log_path = log_path
+        self._log_start = log_start
+        self._death: str | None = None
+        self._waiting: set[anyio.CancelScope] = set()
+        self.url = ""
+        self.engine: Mapping[str, str | int] = {}
+        """What the engine says of itself."""
+
+    @contextmanager
+    def guard(self) -> Generator[None]:
+        """Around a call: it ends with `EngineDied` as soon as the process does."""
+        if self._death is not None:
+            raise EngineDied(self._death)
+        scope = anyio.CancelScope()
+        self._waiting.add(scope)
+        try:
+            with scope:
+                yield
+        finally:
+            self._waiting.discard(scope)
+        if self._death is not None and scope.cancelled_caught:
+            raise EngineDied(self._death)
+
+    async def watch(self) -> None:
+        """Wait for the process to end, and end the calls that wait for it."""
+        await self._process.wait()
+        self._death = self._told()
+        for scope in self._waiting:
+            scope.cancel()
+
+    async def wait_ready(self, seconds: float) -> None:
+        """Read the line that says where it serves."""
+        assert self._process.stdout is not None
+        line = b""
+        with anyio.move_on_after(seconds) as starting:
+            try:
+                stream = BufferedByteReceiveStream(self._process.stdout)
+                line = await stream.receive_until(b"\n", 65536)
+            except (anyio.EndOfStream, anyio.IncompleteRead, anyio.DelimiterNotFound):
+                await self._process.wait()
+        if starting.cancelled_caught:
+            raise EngineDied(
+                f"the embedded engine did not serve within {seconds:.0f} s{self._hint()}"
+            )
+        if not line and self._process.returncode == UsageError.exit_status:
+            raise ModelError(self._last_words(1) or self._told())
+        if not line:
+            raise EngineDied(self._told())
+        try:
+            ready = cast(dict[str, object], json.loads(line))
+            self.url = str(ready["url"])
+        except (ValueError, TypeError, KeyError) as error:
+            raise EngineDied(
+                f"the embedded engine began with {line!r}, not with its ready line"
+            ) from error
+        engine = cast(dict[str, object], ready.get("engine", {}))
+        self.engine = {k: v if isinstance(v, str | int) else str(v) for k, v in engine.items()}
+
+    async def end(self, seconds: float = END_SECONDS) -> None:
+        """Ask the process to end, then make it; bounded, and never cancelled."""
+        with anyio.CancelScope(shield=True):
+            for way in (signal.SIGTERM, signal.SIGKILL):
+                if self._process.returncode is None:
+                    with suppress(ProcessLookupError):
+                        os.killpg(self._process.pid, way)
+                with anyio.move_on_after(seconds):
+                    await self._process.wait()
+            with anyio.move_on_after(seconds):
+                await self._process.aclose()
+
+    def _told(self) -> str:
+        status = self._process.returncode
+        assert status is not None
+        how = f"exit status {status}"
+        if status < 0:
+            how = signal.Signals(-status).name
+        memory = ", often the sign of too little memory" if -status == signal.SIGKILL else ""
+        return f"the embedded engine ended with {how}{memory}{self._hint()}"
+
+    def _hint(self) -> str:
+        words = self._last_words()
+        last = f"; its last words: {words}" if words else ""
+        return f"{last} (see {self._log_path})"
+
+    def _last_words(self, count: int = LAST_WORDS) -> str:
+        with suppress(OSError), self._log_path.open("rb") as log:
+            size = log.seek(0, os.SEEK_END)
+            log.seek(max(self._log_start, size - 4096))
+            lines = log.read().decode(errors="replace").splitlines()
+            return " / ".join([line.strip() for line in lines if line.strip()][-count:])
+        return ""
+
+
+def _log(path: Path) -> BinaryIO:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path.open("ab")

@@ -1,0 +1,306 @@
+"""One HTTP call: sent, retried while that can help, and at last an `Answer` or an error.
+
+`decide` is the rule, pure: from a call's kind and what came of one try it says accept, try again
+after so long, or give up and with which error. `Transport.call` does what it says. The same
+headers and body leave on every try, so an idempotency key is kept. A call tries for at most
+`Patience.seconds`; how long a caller waits in all is the caller's own cancel scope. The API key
+stands in the client's headers and nowhere else: it is in no error, log line or repr.
+
+What is retried is the protocol's own list: servers that are still starting answer 400 or 404.
+"""
+
+import ipaddress
+import json
+import random
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from typing import Literal, TypeAlias, cast
+
+import anyio
+import httpx
+
+from loops_cookbook.errors import ServiceError, ServiceRefused, ServiceUnavailable
+
+Kind: TypeAlias = Literal["submit", "poll", "sample"]
+"""`submit`: a trainer's operation, or a plain GET. `poll`: a wait for one's result, where 408
+says not yet. `sample`: a direct sample, which may take as long as it takes."""
+
+KEY_SCHEME = "Api-Key "
+MAX_CONNECTIONS = 2048
+KEEP_ALIVE_SECONDS = 60.0
+"""Idle connections are closed sooner than servers close them (our own: 120 s), so that no call
+leaves on one that is just being closed."""
+TIMEOUTS: Mapping[Kind, httpx.Timeout] = {
+    "submit": httpx.Timeout(600.0, connect=10.0),
+    "poll": httpx.Timeout(35.0, connect=10.0),
+    "sample": httpx.Timeout(None, connect=10.0, pool=300.0),
+}
+POLL_PAUSE_SECONDS = 2.0
+"""Between tries of a poll that found no server."""
+MAX_PAUSE_SECONDS = 30.0
+MAX_DETAIL_CHARACTERS = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a server answered."""
+
+    status: int
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Looked up by names in lower case."""
+    body: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Accept:
+    """The answer is the call's result."""
+
+
+@dataclass(frozen=True, slots=True)
+class TryAgain:
+    """Send the same request again after a pause."""
+
+    pause: float
+    """Seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """End the call with this error."""
+
+    error: type[ServiceError]
+
+
+Decision: TypeAlias = Accept | TryAgain | GiveUp
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """For how long, and how, a call is tried again."""
+
+    seconds: float = 600.0
+    sleep: Callable[[float], Awaitable[None]] = anyio.sleep
+    chance: Callable[[], float] = random.random
+    """A number in [0, 1) that spreads the retries of many callers."""
+
+
+def decide(
+    kind: Kind, outcome: Answer | httpx.RequestError, attempt: int, chance: float = 0.0
+) -> Decision:
+    """What to do about one try's outcome.
+
+    Args:
+        kind: what sort of call it is.
+        outcome: the server's answer, or how the connection failed.
+        attempt: 1 for the first try.
+        chance: in [0, 1), spreads the pause over 5 s.
+    """
+    backoff = min(2.0 ** min(attempt - 1, 5) + 5.0 * chance, MAX_PAUSE_SECONDS)
+    pause = POLL_PAUSE_SECONDS if kind == "poll" else backoff
+    if not isinstance(outcome, Answer):
+        return TryAgain(pause) if _is_passing(kind, outcome) else GiveUp(ServiceUnavailable)
+    status = outcome.status
+    if status == 200 or (200 <= status < 300 and kind != "sample"):
+        return Accept()
+    if kind == "poll" and status == 408:
+        return Accept()
+    if status in _RETRIED[kind] and not _is_permanent(outcome):
+        return TryAgain(pause)
+    return GiveUp(ServiceUnavailable if status in _PASSING else ServiceRefused)
+
+
+_RETRIED: Mapping[Kind, frozenset[int]] = {
+    "submit": frozenset({400, 404, 408, 502}),
+    "poll": frozenset({502}),
+    "sample": frozenset({400, 404, 408, 502, 503}),
+}
+_PASSING = frozenset({408, 429, 500, 502, 503, 504})
+"""Statuses that are about the server's state and not about the request."""
+
+
+def _is_passing(kind: Kind, failure: httpx.RequestError) -> bool:
+    """Whether a broken connection is worth another try."""
+    passing = (
+        httpx.ConnectError,
+        httpx.ConnectTimeout,
+        httpx.ReadError,
+        httpx.RemoteProtocolError,
+    )
+    return isinstance(failure, passing) or (
+        kind == "poll" and isinstance(failure, httpx.ReadTimeout)
+    )
+
+
+def _is_permanent(answer: Answer) -> bool:
+    """Whether a retried status says of itself that it won't change."""
+    source = answer.headers.get("x-baseten-error-source")
+    if source == "06" and 400 <= answer.status < 500:
+        return True
+    if source == "01" and answer.headers.get("x-baseten-error-code") == "631":
+        return True
+    if answer.status != 400:
+        return False
+    body = _object(_parsed(answer.body))
+    return "BadRequestError" in (body.get("type"), _object(body.get("error")).get("type"))
+
+
+def _parsed(body: bytes) -> object:
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _object(value: object) -> dict[str, object]:
+    return cast(dict[str, object], value) if isinstance(value, dict) else {}
+
+
+def detail(answer: Answer) -> str:
+    """What a server says went wrong, in one line."""
+    body = _object(_parsed(answer.body))
+    told = (body.get(key) for key in ("detail", "error", "message"))
+    text = next((t for t in told if isinstance(t, str) and t), None)
+    text = text or answer.body.decode(errors="replace")
+    return " ".join(text.split())[:MAX_DETAIL_CHARACTERS] or "no detail"
+
+
+class Transport:
+    """HTTP calls to one base URL; made by `open_transport`."""
+
+    def __init__(
+        self,
+        client: httpx.AsyncClient,
+        base_url: str,
+        *,
+        patience: Patience = Patience(),
+        guard: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        self._client = client
+        self._patience = patience
+        self._guard = guard
+        self.base_url = base_url.rstrip("/")
+
+    async def call(
+        self,
+        kind: Kind,
+        method: str,
+        path: str,
+        *,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Answer:
+        """Send a request until it is answered, or can't be.
+
+        Raises:
+            ServiceUnavailable: no answer within the patience, or one that may change later.
+            ServiceRefused: the server said no.
+        """
+        with self._guard():
+            return await self._call(kind, method, path, body, dict(headers or {}))
+
+    async def _call(
+        self, kind: Kind, method: str, path: str, body: bytes | None, headers: dict[str, str]
+    ) -> Answer:
+        started = anyio.current_time()
+        attempt = 1
+        while True:
+            outcome = await self._try(kind, method, path, body, headers)
+            decision = decide(kind, outcome, attempt, self._patience.chance())
+            if isinstance(decision, Accept):
+                assert isinstance(outcome, Answer)
+                return outcome
+            what = self._without_key(f"{method} {self.base_url}{path} {_told(outcome)}")
+            if isinstance(decision, GiveUp):
+                raise decision.error(what)
+            spent = anyio.current_time() - started
+            if spent + decision.pause > self._patience.seconds:
+                raise ServiceUnavailable(
+                    f"{what} (tried {attempt} times in {spent:.0f} s): see whether the service "
+                    "runs, then resume"
+                )
+            await self._patience.sleep(decision.pause)
+            attempt += 1
+
+    async def _try(
+        self, kind: Kind, method: str, path: str, body: bytes | None, headers: dict[str, str]
+    ) -> Answer | httpx.RequestError:
+        try:
+            response = await self._client.request(
+                method,
+                self.base_url + path,
+                content=body,
+                headers=headers,
+                timeout=TIMEOUTS[kind],
+            )
+        except httpx.RequestError as error:
+            return error
+        except Exception as error:
+            # httpx-aiohttp lets a few of aiohttp's errors through: that of a garbled answer, say.
+            if not type(error).__module__.startswith("aiohttp."):
+                raise
+            return httpx.RemoteProtocolError(str(error))
+        return Answer(response.status_code, response.headers, response.content)
+
+    def _without_key(self, text: str) -> str:
+        """A server may repeat the key in what it says of it."""
+        key = self._client.headers.get("authorization", "").removeprefix(KEY_SCHEME)
+        return text.replace(key, "[key]") if key else text
+
+
+def _told(outcome: Answer | httpx.RequestError) -> str:
+    if isinstance(outcome, Answer):
+        return f"answered {outcome.status}: {detail(outcome)}"
+    reason = " ".join(str(outcome).split())
+    return f"got no answer ({type(outcome).__name__}{': ' if reason else ''}{reason})"
+
+
+@asynccontextmanager
+async def open_transport(
+    base_url: str,
+    *,
+    api_key: str | None = None,
+    patience: Patience = Patience(),
+    guard: Callable[[], AbstractContextManager[None]] = nullcontext,
+    network: httpx.AsyncBaseTransport | None = None,
+) -> AsyncGenerator[Transport]:
+    """Hold connections to one server for the length of a `with` block.
+
+    Args:
+        base_url: with or without a path prefix.
+        api_key: sent as `Authorization: Api-Key ...`; None for servers without keys.
+        patience: for how long a call is tried again.
+        guard: a context around each call, which may end it with an error of its own.
+        network: what carries the requests; None for sockets. `httpx.MockTransport` in tests.
+    """
+    headers = {
+        "User-Agent": f"loops-cookbook/{version('loops-cookbook')}",
+        "X-Baseten-Accept-Error": "1",
+    }
+    if api_key is not None:
+        headers["Authorization"] = f"{KEY_SCHEME}{api_key}"
+    async with _client(base_url, headers, network) as client:
+        yield Transport(client, base_url, patience=patience, guard=guard)
+
+
+def _client(
+    base_url: str, headers: Mapping[str, str], network: httpx.AsyncBaseTransport | None
+) -> httpx.AsyncClient:
+    """Proxies of the environment are used, but never for this machine itself."""
+    if network is not None:
+        return httpx.AsyncClient(headers=headers, transport=network)
+    # httpx's own pool takes a time that grows with the square of the open connections.
+    from httpx_aiohttp import HttpxAiohttpClient
+
+    limits = httpx.Limits(max_connections=MAX_CONNECTIONS, keepalive_expiry=KEEP_ALIVE_SECONDS)
+    return HttpxAiohttpClient(
+        headers=headers, limits=limits, trust_env=not _is_loopback(httpx.URL(base_url).host)
+    )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")

@@ -1,0 +1,69 @@
+import pytest
+
+from loops_cookbook.renderers.hub import Unreachable, cached, snapshot
+
+
+@pytest.fixture(autouse=True)
+def _no_memory():
+    snapshot.cache_clear()
+    yield
+    snapshot.cache_clear()
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """A hub cache with one model in it, laid out as the hub client does."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    model = tmp_path / "models--someone--model"
+    folder = model / "snapshots" / "0123abcd"
+    folder.mkdir(parents=True)
+    (model / "refs").mkdir()
+    (model / "refs" / "main").write_text("0123abcd")
+    return folder
+
+
+def test_a_cached_model_is_used_without_asking_the_hub(cache):
+    (cache / "tokenizer.json").write_text("{}")
+
+    assert snapshot("someone/model") == cache
+    assert cached("someone/model") == cache
+
+
+def test_a_cache_without_the_tokenizer_is_no_cache(cache):
+    (cache / "config.json").write_text("{}")
+
+    assert cached("someone/model") is None
+
+
+def test_offline_nothing_is_tried(cache):
+    assert snapshot("someone/other") == Unreachable("someone/other", "HF_HUB_OFFLINE is set")
+
+
+@pytest.mark.parametrize("name", ["/no/such/folder", "../model", "a/b/c", "", "-x/y"])
+def test_what_is_no_name_on_the_hub_is_not_asked_for(name):
+    found = snapshot(name)
+
+    assert isinstance(found, Unreachable)
+    assert found.why == "it is neither a folder nor a name on the hub"
+    assert cached(name) is None
+
+
+def test_a_hub_that_does_not_answer_is_given_up_at_the_clock(cache, monkeypatch):
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    found = snapshot("someone/other", reach_seconds=0.05)
+
+    assert found == Unreachable("someone/other", "no answer from the hub within 0.05 s")
+
+
+@pytest.mark.slow  # starts the hub client in a child process
+def test_what_the_hub_client_says_is_told_in_one_line(cache, monkeypatch):
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    found = snapshot("someone/other", reach_seconds=60)
+
+    assert isinstance(found, Unreachable)
+    assert "ConnectError" in found.why
+    assert "\n" not in found.why
