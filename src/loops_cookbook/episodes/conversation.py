@@ -1,0 +1,322 @@
+"""A model as an episode calls it: messages in, a reply out, the exact tokens on the record.
+
+`Conversation.generate` renders, samples, records and parses, in this order. What was sampled is
+on the record before anybody reads it, so a reply that makes no sense still has its tokens, and
+a call that a clock cuts leaves nothing half. A `Models` is the right to call models in one phase
+of a try: it is closed with the phase, and a call that comes later is refused.
+"""
+
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal, TypeAlias
+
+import anyio
+import anyio.lowlevel
+
+from loops_cookbook.attempts import Call
+from loops_cookbook.episodes.history import Asked, Ended, History
+from loops_cookbook.errors import EpisodeError, ServiceError
+from loops_cookbook.messages import MalformedToolCall, Message, ToolCall
+from loops_cookbook.renderers.base import ParsedReply
+from loops_cookbook.runtimes.base import Place
+from loops_cookbook.runtimes.producers import MAIN, Policy, Producers
+from loops_cookbook.services.base import SampleParams
+from loops_cookbook.tokens import Ids, Logprobs, Origin, SampledTokens, Turn, ids_of, logprobs_of
+
+FinishReason: TypeAlias = Literal["stop", "length", "tool_calls", "context_full"]
+
+_NOTHING = SampledTokens(ids_of(()), logprobs_of(()), "length")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reply:
+    """What a model answered."""
+
+    content: str | None
+    reasoning_content: str | None
+    tool_calls: tuple[ToolCall, ...]
+    malformed_tool_calls: tuple[MalformedToolCall, ...]
+    finish_reason: FinishReason
+    """`stop`: the model, or a stop string, ended it. `length`: a token limit did.
+    `context_full`: the messages left no room in the window, and nothing was sampled."""
+    message: dict[str, object]
+    """The reply as a message, to append to the history."""
+    token_ids: Ids
+    """int32[T], as they were sampled, a stop token included."""
+    logprobs: Logprobs
+    """float32[T]"""
+    policy_version: int | None
+    """The version of the policy that sampled it; None for models that are not the policy."""
+
+
+class TryRecord:
+    """What one try has sampled and said so far; it grows by whole calls."""
+
+    def __init__(self, place: Place, max_seq_len: int) -> None:
+        self.place = place
+        self.max_seq_len = max_seq_len
+        self.turns: list[Turn] = []
+        self.calls: list[Call] = []
+        self.context_full = False
+        self._started = 0
+        self._sampled = 0
+        self._promised = 0
+
+    def next_seed(self) -> int:
+        """The seed of the call that starts now."""
+        self._started += 1
+        return self.place.call_seed(self._started - 1)
+
+    def tokens_left(self, wanted: int) -> int:
+        """How many of the wanted tokens the attempt's limit still allows; calls at once share."""
+        limit = self.place.max_attempt_tokens
+        return wanted if limit is None else min(wanted, limit - self._sampled - self._promised)
+
+    @contextmanager
+    def promise(self, tokens: int) -> Generator[None]:
+        """Keep these tokens of the attempt's limit for one call while it is under way."""
+        self._promised += tokens
+        try:
+            yield
+        finally:
+            self._promised -= tokens
+
+    def add(self, turn: Turn) -> int:
+        """Record what was sampled; its index among the turns."""
+        self._sampled += len(turn.sampled.ids)
+        self.turns.append(turn)
+        return len(self.turns) - 1
+
+
+class Models(dict[str, "Model"]):
+    """Models by name, for one phase of a try.
+
+    Args:
+        producers: every model of the run.
+        record: what the calls are recorded in.
+        trains: whether what the policy says here is the attempt's own, to be trained on. A
+            grader may ask the policy too; that is no part of the attempt.
+    """
+
+    def __init__(self, producers: Producers, record: TryRecord, *, trains: bool) -> None:
+        super().__init__()
+        self.record = record
+        self.trains = trains
+        self.is_open = True
+        self.failure: Exception | None = None
+        """The first model call that failed for good, also where the episode swallowed it."""
+        self._producers = producers
+        self[MAIN] = Model(producers.main, self, is_policy=True)
+        for name, policy in producers.others.items():
+            self[name] = Model(policy, self, is_policy=False)
+
+    def __missing__(self, name: str) -> "Model":
+        return Model(self._producers.get(name), self, is_policy=False)
+
+    def close(self) -> None:
+        """End the phase: calls under way are not recorded, later ones are refused."""
+        self.is_open = False
+
+    def require_open(self) -> None:
+        """Refuse a call after the phase.
+
+        Raises:
+            EpisodeError: the phase is over.
+        """
+        if not self.is_open:
+            raise EpisodeError(
+                "a model was called after the run() or grade() that it was handed to had ended; "
+                "the reply is not recorded: await every call before that method returns"
+            )
+
+
+class Model:
+    """A named model; the one named `main` is the policy."""
+
+    def __init__(self, policy: Policy, models: Models, *, is_policy: bool) -> None:
+        self._policy = policy
+        self._models = models
+        self._is_policy = is_policy
+
+    @property
+    def name(self) -> str:
+        """Its name in the config."""
+        return self._policy.name
+
+    def conversation(self) -> "Conversation":
+        """A conversation that is yet to begin; a model may hold several."""
+        return Conversation(self._policy, self._models, is_policy=self._is_policy)
+
+
+class Conversation:
+    """Calls of one model that may go on from one another."""
+
+    def __init__(self, policy: Policy, models: Models, *, is_policy: bool) -> None:
+        self._policy = policy
+        self._models = models
+        self._record = models.record
+        self._is_policy = is_policy
+        self._is_trained = is_policy and models.trains
+        self._history = History()
+
+    async def generate(
+        self,
+        messages: Sequence[Message],
+        *,
+        max_tokens: int | None = None,
+        stop: str | Sequence[str] | None = None,
+    ) -> Reply:
+        """Ask for the next assistant message.
+
+        Where the messages begin with those of an earlier call and its reply, the tokens of that
+        call are extended; else they begin a new sequence. Calls may run at once: each is a branch
+        of its own. Temperature, top_p and top_k are the config's.
+
+        Args:
+            messages: all that the model shall see, in OpenAI form, system message included.
+            max_tokens: the limit of this reply, in place of the config's; what is left of the
+                window and of the attempt's own limit caps it.
+            stop: strings that end the reply, in place of the config's; they stay part of it.
+
+        Raises:
+            EpisodeError: the messages cannot be used, or the phase of this model is over.
+            ServiceError: the model did not answer; the attempt will not be graded.
+        """
+        self._models.require_open()
+        seed = self._record.next_seed()
+        wanted, stops = self._wishes(max_tokens, stop)
+        asked = self._history.ask(messages)
+        prompt_ids, origin = await self._prompt(asked)
+        window = self._record.max_seq_len - len(prompt_ids) if self._is_policy else wanted
+        left = self._record.tokens_left(wanted) if self._is_trained else wanted
+        room = min(wanted, window, left)
+        if room <= 0:
+            finish = "context_full" if window <= 0 else "length"
+            return await self._unsaid(asked, origin, finish)
+        sampled, turn = await self._sample(prompt_ids, self._params(room, stops, seed), origin)
+        parsed = await self._parsed(sampled.ids)
+        reply = self._reply(sampled, sampled.stop, parsed)
+        call = self._recorded(asked, reply, origin, turn)
+        self._history.end(asked, call.reply, Ended(prompt_ids, sampled.ids))
+        return reply
+
+    def _wishes(
+        self, max_tokens: int | None, stop: str | Sequence[str] | None
+    ) -> tuple[int, tuple[str, ...]]:
+        params = self._record.place.params
+        if max_tokens is not None and max_tokens < 1:
+            raise EpisodeError(f"generate() was given max_tokens={max_tokens}: use 1 or more")
+        stops = params.stop if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)
+        if "" in stops:
+            raise EpisodeError("generate() was given an empty stop string: leave it out")
+        return max_tokens or params.max_tokens, stops
+
+    async def _prompt(self, asked: Asked) -> tuple[Ids, Origin]:
+        renderer, earlier = self._policy.renderer, asked.earlier
+
+        def work() -> tuple[Ids, Origin]:
+            if earlier is not None:
+                ids = renderer.extend(earlier.prompt_ids, earlier.sampled_ids, asked.new)
+                if ids is not None:
+                    return ids, "extended"
+            return renderer.render(asked.messages), asked.origin
+
+        try:
+            return await self._policy.off_load(work)
+        except ValueError as error:
+            raise EpisodeError(
+                f"{renderer.name} cannot express the messages given to generate(): {error}"
+            ) from error
+
+    def _params(self, max_tokens: int, stops: tuple[str, ...], seed: int) -> SampleParams:
+        given = self._record.place.params
+        return SampleParams(
+            max_tokens=max_tokens,
+            temperature=given.temperature,
+            top_p=given.top_p,
+            top_k=given.top_k,
+            stop=stops,
+            stop_token_ids=self._policy.renderer.stop_token_ids + given.stop_token_ids,
+            seed=seed,
+        )
+
+    async def _sample(
+        self, prompt_ids: Ids, params: SampleParams, origin: Origin
+    ) -> tuple[SampledTokens, int | None]:
+        """One completion, and the index of its turn where it is trained."""
+        if not self._is_trained:
+            return await self._call(prompt_ids, params), None
+        with self._record.promise(params.max_tokens):
+            sampled = await self._call(prompt_ids, params)
+            return sampled, self._record.add(Turn(prompt_ids, sampled, origin))
+
+    async def _call(self, prompt_ids: Ids, params: SampleParams) -> SampledTokens:
+        models, place = self._models, self._record.place
+        try:
+            completions = await self._policy.sampler.sample(
+                prompt_ids,
+                params,
+                min_policy_version=place.policy_version if self._is_policy else 0,
+                affinity_key=place.affinity_key,
+            )
+            if len(completions) != 1:
+                raise ServiceError(
+                    f"the sampler of {self._policy.name} gave {len(completions)} completions "
+                    "where one was asked for: mend the sampler"
+                )
+        # Kept beside being raised: an agent that swallows it must not be graded for it.
+        except Exception as error:
+            models.failure = models.failure or error
+            raise
+        models.require_open()
+        return completions[0]
+
+    async def _parsed(self, sampled_ids: Ids) -> ParsedReply:
+        work = partial(self._policy.renderer.parse, sampled_ids)
+        # What was recorded gets its line in the transcript: no clock cuts this short work.
+        with anyio.CancelScope(shield=True):
+            return await self._policy.off_load(work)
+        raise AssertionError("nothing reaches through the shield")
+
+    async def _unsaid(self, asked: Asked, origin: Origin, finish: FinishReason) -> Reply:
+        """The reply where there is no room for one."""
+        # An agent that asks again and again must still be reached by its clock.
+        await anyio.lowlevel.checkpoint()
+        self._record.context_full |= self._is_trained and finish == "context_full"
+        reply = self._reply(_NOTHING, finish, ParsedReply(content=None))
+        self._recorded(asked, reply, origin, None)
+        return reply
+
+    def _reply(self, sampled: SampledTokens, finish: FinishReason, parsed: ParsedReply) -> Reply:
+        message: dict[str, object] = {"role": "assistant", "content": parsed.content or ""}
+        if parsed.reasoning_content is not None:
+            message["reasoning_content"] = parsed.reasoning_content
+        if parsed.tool_calls:
+            message["tool_calls"] = [call.as_message_part() for call in parsed.tool_calls]
+        return Reply(
+            content=parsed.content,
+            reasoning_content=parsed.reasoning_content,
+            tool_calls=parsed.tool_calls,
+            malformed_tool_calls=parsed.malformed_tool_calls,
+            finish_reason=finish,
+            message=message,
+            token_ids=sampled.ids,
+            logprobs=sampled.logprobs,
+            policy_version=sampled.policy_version if self._is_policy else None,
+        )
+
+    def _recorded(self, asked: Asked, reply: Reply, origin: Origin, turn: int | None) -> Call:
+        call = Call(
+            producer=self._policy.name,
+            messages=asked.messages,
+            tools=(),
+            # The agent appends the message to its history, and may change it there.
+            reply=dict(reply.message),
+            finish_reason=reply.finish_reason,
+            origin=origin if self._is_policy else None,
+            turn=turn,
+        )
+        self._record.calls.append(call)
+        return call

@@ -1,0 +1,139 @@
+"""Which earlier call a list of messages goes on with: the rule by which recorded ids are extended.
+
+A conversation is a tree of messages. `History.ask` walks it with what an agent is about to send:
+the messages are checked, kept as they are at that moment, and matched with those of earlier
+calls by `messages.canonical`. The longest beginning that ends in the reply of an earlier call is
+the place to go on from. A message that several calls share is kept once.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias, cast
+
+from loops_cookbook.errors import EpisodeError
+from loops_cookbook.messages import Message, canonical
+from loops_cookbook.problems import found
+from loops_cookbook.tokens import Ids, Origin
+
+_ROLES = ("system", "developer", "user", "assistant", "tool")
+
+_Key: TypeAlias = tuple[object, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ended:
+    """The exact tokens of a call that has ended."""
+
+    prompt_ids: Ids
+    sampled_ids: Ids
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """A message at its place in a conversation."""
+
+    message: Message
+    next: "dict[_Key, Node]" = field(default_factory=lambda: {})
+    ended: Ended | None = None
+    """The latest call whose reply this message is."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Asked:
+    """What a call sends, and where its prompt may begin."""
+
+    messages: tuple[Message, ...]
+    node: Node
+    """The place of the last message."""
+    earlier: Ended | None
+    """The call to go on from."""
+    new: tuple[Message, ...]
+    """The messages after that call's reply; all of them without one."""
+    origin: Origin
+    """Why a new sequence begins, should one begin."""
+
+
+class History:
+    """The messages and replies of one conversation."""
+
+    def __init__(self) -> None:
+        self._root = Node({})
+        self._has_ended = False
+
+    def ask(self, messages: Sequence[Message]) -> Asked:
+        """Take in what a call is about to send.
+
+        Raises:
+            EpisodeError: the messages are not a list of messages in OpenAI form.
+        """
+        node, earlier, start, is_known = self._root, None, 0, True
+        kept: list[Message] = []
+        for index, message in enumerate(_listed(messages)):
+            key = _key(index, message)
+            following = node.next.get(key)
+            if following is None:
+                is_known = False
+                following = node.next[key] = Node(_frozen(message))
+            node = following
+            kept.append(node.message if node.message == message else _frozen(message))
+            if node.ended is not None:
+                earlier, start = node.ended, index + 1
+        new = tuple(kept[start:])
+        return Asked(tuple(kept), node, earlier, new, self._origin(earlier, new, is_known))
+
+    def end(self, asked: Asked, reply: Message, ended: Ended) -> None:
+        """Note that the call for `asked` came back with `reply`."""
+        key = canonical(reply)
+        node = asked.node.next.get(key)
+        if node is None:
+            node = asked.node.next[key] = Node(reply)
+        node.ended = ended
+        self._has_ended = True
+
+    def _origin(self, earlier: Ended | None, new: Iterable[Message], is_known: bool) -> Origin:
+        if earlier is not None:
+            # A reply among the new messages was never sampled here: the agent changed the past.
+            changed = any(message.get("role") == "assistant" for message in new)
+            return "rewritten" if changed else "template"
+        # Messages asked before, word for word, are the same beginning once more.
+        return "first" if is_known or not self._has_ended else "rewritten"
+
+
+def _listed(messages: object) -> Sequence[object]:
+    if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence):
+        raise EpisodeError(
+            f"generate() was given {found(cast(object, messages))} as messages: pass a list of "
+            'messages such as {"role": "user", "content": "..."}'
+        )
+    if not messages:
+        raise EpisodeError("generate() was given no message: pass all that the model shall see")
+    return cast(Sequence[object], messages)
+
+
+def _key(index: int, message: object) -> _Key:
+    """The canonical form of a message, once it is known to have a form."""
+    where = f"messages[{index}] of generate()"
+    if not isinstance(message, Mapping):
+        raise EpisodeError(
+            f"{where} is {found(message)}, not a mapping: pass messages such as "
+            '{"role": "user", "content": "..."}, and reply.message for a reply'
+        )
+    message = cast(Message, message)
+    role, content = message.get("role"), message.get("content")
+    if not isinstance(role, str) or role not in _ROLES:
+        raise EpisodeError(f"{where} has the role {found(role)}: use one of {', '.join(_ROLES)}")
+    if content is None and role != "assistant":
+        raise EpisodeError(f"{where} ({role}) has no content: give it a string")
+    try:
+        return canonical(message)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise EpisodeError(f"{where} ({role}) is not in OpenAI form: {error}") from error
+
+
+def _frozen(message: object) -> Message:
+    """The message as it is now, whatever the agent does with its own afterwards."""
+    copy = dict(cast(Message, message))
+    content = copy.get("content")
+    if content is not None and not isinstance(content, str):
+        copy["content"] = [dict(part) for part in cast(Iterable[Message], content)]
+    return copy

@@ -1,0 +1,142 @@
+"""One attempt: tries until one of them counts, and the one end that comes of them.
+
+Whatever user code does, an attempt ends exactly once, with a reward or with the reason why it has
+none, and the run goes on; only the death of the engine ends more than the attempt. A try that
+failed is tried again on a new lease; every other end is final. What a try that was left behind
+still does is ignored.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import anyio
+from pydantic import BaseModel
+
+from loops_cookbook.attempts import Attempt, Discarded, Fate, Flags
+from loops_cookbook.rollouts.order import CallSeeds
+from loops_cookbook.rollouts.trial import AttemptContext, Trial
+from loops_cookbook.runtimes.base import Lease, Place
+from loops_cookbook.tasks import Task
+from loops_cookbook.tokens import Sequence, sequences
+
+
+@dataclass(frozen=True, slots=True)
+class GroupStart:
+    """A group as it starts: what its attempts have in common."""
+
+    serial: int
+    task: Task[BaseModel]
+    epoch: int = 0
+    policy_version: int = 0
+    """The version that is served now, and the oldest that may sample."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """An attempt that ended, and the lease of its last try, released: a group grader asks it."""
+
+    attempt: Attempt
+    lease: Lease | None
+
+
+async def run_attempt(
+    context: AttemptContext,
+    start: GroupStart,
+    index: int,
+    *,
+    on_end: Callable[[Finished], None] | None = None,
+) -> Finished:
+    """Try until one try counts, or no more are allowed.
+
+    Args:
+        context: what all attempts share; its own `on_end` is for the caller to tell.
+        start: the group.
+        index: the attempt's place in the group.
+        on_end: told of the end, once, also where this raises.
+
+    Raises:
+        EngineDied: no model call can succeed any more.
+    """
+    trials: list[Trial] = []
+
+    def end() -> Finished:
+        finished = Finished(_attempt(start, index, trials, context.rules.max_seq_len), trial.lease)
+        if on_end is not None:
+            on_end(finished)
+        return finished
+
+    while True:
+        trial = Trial(context, start.task, _place(context, start, index, trial=len(trials)))
+        trials.append(trial)
+        try:
+            if not await context.keeper.outcome(trial.job, trial.live):
+                trial.leave_behind()
+        except anyio.get_cancelled_exc_class():
+            trial.cut()
+            end()
+            raise
+        if not trial.may_retry or len(trials) > context.rules.max_rollout_retries:
+            break
+    finished = end()
+    if trial.fatal is not None:
+        raise trial.fatal
+    return finished
+
+
+def never_begun(start: GroupStart, index: int) -> Attempt:
+    """An attempt that the end of the run cut before it did anything."""
+    why = Discarded(Fate.CANCELLED, "the run stopped before it began")
+    return Attempt(group=start.serial, index=index, task=start.task.name, discarded=why)
+
+
+def _place(context: AttemptContext, start: GroupStart, index: int, *, trial: int) -> Place:
+    terms = context.terms
+    return Place(
+        group=start.serial,
+        attempt=index,
+        trial=trial,
+        params=terms.params,
+        policy_version=start.policy_version,
+        call_seed=CallSeeds(terms.seed, terms.purpose, start.serial, index, trial),
+        max_attempt_tokens=terms.max_attempt_tokens,
+        purpose=terms.purpose,
+    )
+
+
+def _attempt(
+    start: GroupStart, index: int, trials: list[Trial], max_seq_len: int | None
+) -> Attempt:
+    """The attempt that these tries make; the last one counts."""
+    last = trials[-1]
+    recorded, verdict = last.recorded, last.verdict
+    rows = sequences(recorded.trajectory)
+    fitting = tuple(row for row in rows if _fits(row, max_seq_len))
+    if isinstance(verdict, float) and not fitting:
+        shortest = min((len(row.ids) for row in rows), default=0)
+        verdict = Discarded(
+            Fate.TOO_LONG,
+            f"the shortest of its {len(rows)} sequences has {shortest} tokens, and the trainer "
+            f"takes {max_seq_len} (model.max_seq_len)",
+        )
+    return Attempt(
+        group=start.serial,
+        index=index,
+        task=start.task.name,
+        reward=verdict if isinstance(verdict, float) else None,
+        discarded=verdict if isinstance(verdict, Discarded) else None,
+        flags=Flags(
+            timed_out=last.timed_out, context_full=recorded.context_full, retried=len(trials) > 1
+        ),
+        tries=len(trials),
+        trajectory=recorded.trajectory,
+        sequences=fitting,
+        metadata=recorded.metadata,
+        calls=recorded.calls,
+        timing=replace(last.timing, waiting=sum(trial.timing.waiting for trial in trials)),
+        started_at=trials[0].started_at,
+    )
+
+
+def _fits(row: Sequence, max_seq_len: int | None) -> bool:
+    """Whether a trainer can use it: it is not too long, and a position predicts its last token."""
+    return len(row.ids) > 1 and (max_seq_len is None or len(row.ids) <= max_seq_len)

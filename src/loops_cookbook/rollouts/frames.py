@@ -1,0 +1,80 @@
+"""Which line of a user's code is meant: by a traceback, by a waiting coroutine, by a busy thread.
+
+A stack ends in libraries; a person wants their own line. So of the frames from the innermost out
+the first counts that is neither of this package, nor of the standard library, nor installed.
+Bundled examples lie in this package and count as a user's.
+"""
+
+import os
+import sysconfig
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import CodeType, FrameType, TracebackType
+
+from loops_cookbook.problems import shown
+
+_PACKAGE = str(Path(__file__).parents[1]) + os.sep
+_BUNDLED = _PACKAGE + "bundled" + os.sep
+_INSTALLED = tuple(
+    {sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+)
+
+
+def raised_at(error: BaseException) -> str | None:
+    """Where an exception was raised, as `file:line in function`."""
+    return _users(reversed(list(_of_traceback(error.__traceback__))))
+
+
+def waits_at(coroutine: object) -> str | None:
+    """Where a suspended coroutine waits."""
+    return _users(reversed(list(_of_coroutine(coroutine))))
+
+
+def runs_at(frame: FrameType | None) -> str | None:
+    """Where a running thread is; its current frame comes from `sys._current_frames`."""
+    return _users(_of_frame(frame))
+
+
+def _users(frames: Iterable[tuple[CodeType, int]]) -> str | None:
+    """The innermost line of a user's code, else the innermost of all; frames from inside out."""
+    stack = list(frames)
+    users = (frame for frame in stack if _is_users(frame[0].co_filename))
+    found = next(users, stack[0] if stack else None)
+    if found is None:
+        return None
+    code, line = found
+    return f"{shown(Path(code.co_filename))}:{line} in {code.co_name}"
+
+
+def _is_users(path: str) -> bool:
+    if path.startswith(_BUNDLED):
+        return True
+    return not path.startswith(("<", _PACKAGE, *_INSTALLED))
+
+
+def _of_traceback(traceback: TracebackType | None) -> Iterator[tuple[CodeType, int]]:
+    while traceback is not None:
+        yield traceback.tb_frame.f_code, traceback.tb_lineno
+        traceback = traceback.tb_next
+
+
+def _of_frame(frame: FrameType | None) -> Iterator[tuple[CodeType, int]]:
+    while frame is not None:
+        yield frame.f_code, frame.f_lineno
+        frame = frame.f_back
+
+
+def _of_coroutine(awaited: object) -> Iterator[tuple[CodeType, int]]:
+    """The frames of a coroutine and of all that it awaits, from outside in."""
+    while awaited is not None:
+        for frame_name, next_name in _AWAITABLES:
+            frame = getattr(awaited, frame_name, None)
+            if isinstance(frame, FrameType):
+                yield frame.f_code, frame.f_lineno
+                awaited = getattr(awaited, next_name, None)
+                break
+        else:
+            return
+
+
+_AWAITABLES = (("cr_frame", "cr_await"), ("gi_frame", "gi_yieldfrom"))

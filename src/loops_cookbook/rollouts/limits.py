@@ -1,0 +1,169 @@
+"""How much goes on at once in each phase, first come, first served.
+
+`sampling` and `grading` bound how many tries are in that phase. `start_ahead` bounds the tries
+that are set up, or being set up, while no sampling slot is free: a try takes a place before its
+setup and gives it back when it leaves the sampling slot, and there are `sampling + start_ahead`
+places. A `PhaseSlot` is one stay in a phase and carries its clock, which starts with the slot, so
+that waiting for room costs a try nothing.
+"""
+
+import logging
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self, TypeAlias, cast
+
+import anyio
+from anyio.lowlevel import checkpoint_if_cancelled
+
+from loops_cookbook.errors import Discard
+from loops_cookbook.rollouts.keeper import HardDeadline
+
+logger = logging.getLogger(__name__)
+
+ExitArguments: TypeAlias = tuple[
+    type[BaseException] | None, BaseException | None, TracebackType | None
+]
+
+
+@dataclass(frozen=True, slots=True)
+class LimitStatistics:
+    """How full a phase is."""
+
+    name: str
+    held: int
+    total: int
+    waiting: int
+
+
+class Limit:
+    """Room in one phase, by its name."""
+
+    def __init__(self, name: str, total: int) -> None:
+        self.name = name
+        self._total = total
+        self._limiter = anyio.CapacityLimiter(total)
+
+    async def take(self, holder: object, hard: HardDeadline) -> float:
+        """Wait for room and take it; how many seconds that took. They do not count for `hard`."""
+        await checkpoint_if_cancelled()
+        try:
+            self._limiter.acquire_on_behalf_of_nowait(holder)
+        except anyio.WouldBlock:
+            began = anyio.current_time()
+            with hard.standing_still():
+                await self._limiter.acquire_on_behalf_of(holder)
+            return anyio.current_time() - began
+        return 0.0
+
+    def give_back(self, holder: object) -> None:
+        """Make room again."""
+        self._limiter.release_on_behalf_of(holder)
+
+    def statistics(self) -> LimitStatistics:
+        """How full it is now."""
+        now = self._limiter.statistics()
+        return LimitStatistics(self.name, now.borrowed_tokens, self._total, now.tasks_waiting)
+
+
+class Room:
+    """Room in a phase that is taken once, and given back once by whoever is first to do so."""
+
+    def __init__(self, limit: Limit, hard: HardDeadline) -> None:
+        self.waited = 0.0
+        """Seconds."""
+        self._limit = limit
+        self._hard = hard
+        self._is_held = False
+
+    async def take(self) -> None:
+        """Wait for room and take it."""
+        self.waited = await self._limit.take(self, self._hard)
+        self._is_held = True
+
+    def give_back(self) -> None:
+        """Make room again, if that is yet to be done."""
+        if self._is_held:
+            self._is_held = False
+            self._limit.give_back(self)
+
+
+class PhaseSlot:
+    """One stay in a phase, with its clock: a `runtimes.base.Slot`.
+
+    An exception that a block raises because the clock cuts it is part of the cut, and as quiet;
+    `Discard` alone is meant, and passes.
+
+    Args:
+        limit: the phase.
+        seconds: its clock.
+        hard: the hard deadline that does not run while the slot waits for room.
+    """
+
+    def __init__(self, limit: Limit, seconds: float, hard: HardDeadline) -> None:
+        self.timed_out = False
+        """The clock cut the block, also where that took no notice."""
+        self.used = 0.0
+        """Seconds that the block took."""
+        self._room = Room(limit, hard)
+        self.seconds = seconds
+        """Its clock."""
+        self._scope = anyio.CancelScope()
+        self._began: float | None = None
+
+    @property
+    def waited(self) -> float:
+        """Seconds until there was room."""
+        return self._room.waited
+
+    def seconds_left(self) -> float:
+        """Until the cut, never below 0; the whole clock before the block."""
+        if self._began is None:
+            return self.seconds
+        return max(0.0, self._scope.deadline - anyio.current_time())
+
+    async def __aenter__(self) -> Self:
+        if self._began is not None:
+            raise RuntimeError("a slot is entered once")
+        await self._room.take()
+        self._began = anyio.current_time()
+        self._scope.deadline = self._began + self.seconds
+        self._scope.__enter__()
+        return self
+
+    async def __aexit__(self, *exc: object) -> bool:
+        kind, error, traceback = cast(ExitArguments, exc)
+        assert self._began is not None
+        self.used = anyio.current_time() - self._began
+        # Not `cancelled_caught`: a block may take the cut for itself and end as if nothing was.
+        self.timed_out = self._scope.cancel_called
+        self.give_back()
+        if self._scope.__exit__(kind, error, traceback):
+            return True
+        is_part_of_it = isinstance(error, Exception) and not isinstance(error, Discard)
+        if self.timed_out and is_part_of_it:
+            logger.debug("raised when its clock cut it", exc_info=error)
+            return True
+        return False
+
+    def give_back(self) -> None:
+        """Make room for others; the block may go on without it."""
+        self._room.give_back()
+
+
+class Limits:
+    """The room of a run, shared by all that it does.
+
+    Args:
+        sampling: tries that may sample at once.
+        grading: attempts, or groups, that may be graded at once.
+        start_ahead: tries that may be set up beyond those that sample.
+    """
+
+    def __init__(self, sampling: int, grading: int, start_ahead: int = 0) -> None:
+        self.starting = Limit("starting", sampling + start_ahead)
+        self.sampling = Limit("sampling", sampling)
+        self.grading = Limit("grading", grading)
+
+    def statistics(self) -> tuple[LimitStatistics, ...]:
+        """How full each phase is now."""
+        return tuple(limit.statistics() for limit in (self.starting, self.sampling, self.grading))

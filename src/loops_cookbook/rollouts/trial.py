@@ -1,0 +1,308 @@
+"""One try of an attempt: lease, setup, run, grade, release, each under its clock.
+
+A try is a job of the Keeper and is looked at from outside: what it came to stands on it at any
+moment, so that a try which is cancelled, or left behind, still tells what is known. Of the scopes
+that a lease may hold open, each closes in order: the setup clock lies around the lease, and the
+shield of its release is put up around it before the lease is left.
+"""
+
+import logging
+import math
+import time
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
+
+import anyio
+from pydantic import BaseModel
+
+from loops_cookbook.attempts import Attempt, Discarded, Fate, Timing
+from loops_cookbook.errors import ClockRanOut, Discard, EngineDied
+from loops_cookbook.problems import one_line
+from loops_cookbook.records import TRAIN
+from loops_cookbook.rollouts.faults import caught, told
+from loops_cookbook.rollouts.grading import graded, reward_of
+from loops_cookbook.rollouts.keeper import Job, Keeper
+from loops_cookbook.rollouts.limits import Limits, PhaseSlot, Room
+from loops_cookbook.runtimes.base import Clocks, Lease, Place, Recorded, Runtime
+from loops_cookbook.services.base import SampleParams
+from loops_cookbook.tasks import Task
+
+logger = logging.getLogger(__name__)
+
+NOT_GRADED_YET = math.nan
+"""The reward of an attempt whose runtime grades groups only, until its group is graded."""
+
+MARGIN_SECONDS = 10.0
+"""What the hard deadline allows beyond the sum of the clocks."""
+
+Verdict: TypeAlias = float | Discarded
+"""What a try came to: a reward, or why it has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptRules:
+    """What binds every attempt of a run."""
+
+    clocks: Clocks
+    max_seq_len: int | None
+    """Tokens of a sequence that the trainer takes; None where nothing is trained."""
+    max_rollout_retries: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingTerms:
+    """How the attempts of one purpose sample."""
+
+    params: SampleParams
+    seed: int = 0
+    """Of the run; each call's own is drawn from it."""
+    max_attempt_tokens: int | None = None
+    purpose: str = TRAIN
+    """`TRAIN`, or the name of an evaluation set."""
+
+
+def _nobody(attempt: Attempt) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptContext:
+    """What the attempts of one purpose share."""
+
+    runtime: Runtime
+    limits: Limits
+    keeper: Keeper
+    rules: AttemptRules
+    terms: SamplingTerms
+    on_end: Callable[[Attempt], None] = _nobody
+    """Told of each attempt once, when it has ended, cancelled ones included."""
+
+
+class Trial:
+    """One try, and how far it came."""
+
+    def __init__(self, context: AttemptContext, task: Task[BaseModel], place: Place) -> None:
+        clocks, grading = context.rules.clocks, context.runtime.capabilities.grading_retries
+        self.verdict: Verdict | None = None
+        """What it came to, once that is known."""
+        self.may_retry = False
+        """Whether another try may do better."""
+        self.fatal: EngineDied | None = None
+        """What ends the run."""
+        self.lease: Lease | None = None
+        self.recorded = Recorded()
+        self.started_at = time.time()
+        self.timed_out = False
+        self.job = Job(
+            f"attempt {place.attempt} of {group_label(place.purpose, place.group, task)}",
+            seconds=hard_deadline(clocks, grading),
+            release_seconds=clocks.release_seconds,
+        )
+        self.job.progress = self._calls
+        self._context = context
+        self._task = task
+        self._place = place
+        self._clocks = clocks
+        self._grading_tries = 1 + grading
+        self._setup_clock = anyio.CancelScope()
+        self._setup_seconds = 0.0
+        self._manager: AbstractAsyncContextManager[Lease] | None = None
+        self._start = Room(context.limits.starting, self.job.hard)
+        self._sampling = PhaseSlot(context.limits.sampling, clocks.rollout_seconds, self.job.hard)
+        self._grading: list[PhaseSlot] = []
+
+    @property
+    def timing(self) -> Timing:
+        """Seconds in each phase."""
+        return Timing(
+            setup=self._setup_seconds,
+            sampling=self._sampling.used,
+            grading=sum(slot.used for slot in self._grading),
+            waiting=sum(room.waited for room in (self._start, self._sampling, *self._grading)),
+        )
+
+    async def live(self) -> None:
+        """Go from the lease to its release; for the Keeper."""
+        try:
+            await self._start.take()
+            self.job.hard.start()
+            self.job.enter("setup")
+            self._setup_clock.deadline = anyio.current_time() + self._clocks.setup_seconds
+            with self._setup_clock:
+                await self._hold_lease()
+            # Not `cancelled_caught`: a release that its own clock cuts takes the place of the cut.
+            if self._setup_clock.cancel_called and self.verdict is None:
+                self._setup_seconds = self._clocks.setup_seconds
+                self._fail("setup", _ran_out("setup", self._clocks.setup_seconds))
+        finally:
+            self.give_back()
+
+    def give_back(self) -> None:
+        """Make room for others in every phase."""
+        for room in (self._start, self._sampling, *self._grading):
+            room.give_back()
+
+    def leave_behind(self) -> None:
+        """Judge a try that outlasted its hard deadline by the phase that it is in."""
+        self.give_back()
+        self.may_retry = False
+        if self.verdict is not None:
+            return
+        self._look()
+        fate = Fate.UNGRADED if self.job.phase == "grading" else Fate.FAILED
+        fault = f"{self.job.phase} ignored cancellation at {self.job.where}"
+        self.verdict = Discarded(fate, fault, ClockRanOut.__name__)
+
+    def cut(self) -> None:
+        """Judge a try that the end of the run cut: what is known stands."""
+        self.give_back()
+        if self.verdict is None or self.may_retry:
+            self._look()
+            self.verdict = Discarded(Fate.CANCELLED, f"the run stopped during {self.job.phase}")
+
+    async def _hold_lease(self) -> None:
+        began = anyio.current_time()
+        with anyio.CancelScope() as life:
+            lease = self.lease = await self._open()
+            if lease is None:
+                return
+            try:
+                is_ready = await self._setup(lease)
+                self._setup_seconds = anyio.current_time() - began
+                if is_ready and await self._run(lease):
+                    await self._grade(lease)
+            finally:
+                self.give_back()
+                self.job.enter("release")
+                life.shield = True
+                life.deadline = anyio.current_time() + self._clocks.release_seconds
+                await self._release()
+        if life.cancelled_caught:
+            late = _ran_out("release", self._clocks.release_seconds)
+            logger.warning("%s: %s; what it held may be left over", self.job.label, late)
+
+    async def _open(self) -> Lease | None:
+        async def enter() -> Lease:
+            self._manager = self._context.runtime.open(self._task, self._place)
+            return await self._manager.__aenter__()
+
+        lease = await caught(enter)
+        if isinstance(lease, Exception):
+            self._fail("setup", lease)
+            return None
+        return lease
+
+    async def _setup(self, lease: Lease) -> bool:
+        fault = await caught(lease.setup)
+        if fault is not None:
+            self._fail("setup", fault)
+            return False
+        self._setup_clock.deadline = math.inf
+        return True
+
+    async def _run(self, lease: Lease) -> bool:
+        """Let the agent work; whether there is something to grade."""
+        self.job.enter("run")
+        slot = self._sampling
+        takes_slot_itself = "sampling" in self._context.runtime.capabilities.acquires
+
+        async def run() -> None:
+            if takes_slot_itself:
+                await lease.run(slot)
+            else:
+                async with slot:
+                    await lease.run(slot)
+
+        fault = await caught(run)
+        self.give_back()
+        self.timed_out = slot.timed_out
+        self._look()
+        if not isinstance(fault, Discard):  # what failed before tells more than what came of it
+            fault = self.recorded.failure or fault
+        if fault is not None:
+            self._fail("run", fault)
+        elif self.recorded.trajectory.sampled_tokens == 0:
+            why = "its clock cut it" if self.timed_out else "it ended"
+            self.verdict = Discarded(Fate.NO_REPLY, f"{why} before the policy had said anything")
+        return self.verdict is None
+
+    async def _grade(self, lease: Lease) -> None:
+        self.job.enter("grading")
+        if not self._context.runtime.capabilities.grades_attempts:
+            self.verdict = NOT_GRADED_YET
+            return
+        result = await graded(
+            partial(lease.grade, timed_out=self.timed_out),
+            partial(reward_of, whose=self.job.label),
+            self._grading_slot,
+            self._grading_tries,
+        )
+        self._look()
+        if isinstance(result, Exception):
+            self.verdict = ungraded(result)
+            self.fatal = result if isinstance(result, EngineDied) else None
+        else:
+            self.verdict = result
+
+    def _grading_slot(self) -> PhaseSlot:
+        seconds = self._clocks.grading_seconds
+        slot = PhaseSlot(self._context.limits.grading, seconds, self.job.hard)
+        self._grading.append(slot)
+        return slot
+
+    async def _release(self) -> None:
+        assert self._manager is not None
+        fault = await caught(partial(self._manager.__aexit__, None, None, None))
+        if isinstance(fault, Exception):
+            logger.warning("%s: %s", self.job.label, told("release", fault))
+
+    def _calls(self) -> int:
+        return 0 if self.lease is None else len(self.lease.recorded().calls)
+
+    def _look(self) -> None:
+        """Take what the lease has recorded so far."""
+        if self.lease is not None:
+            self.recorded = self.lease.recorded()
+
+    def _fail(self, phase: str, error: Exception) -> None:
+        if isinstance(error, Discard):
+            self.verdict = dropped(error)
+            return
+        logger.debug("%s: a try failed", self.job.label, exc_info=error)
+        self.verdict = Discarded(Fate.FAILED, told(phase, error), type(error).__name__)
+        self.fatal = error if isinstance(error, EngineDied) else None
+        self.may_retry = self.fatal is None
+
+
+def group_label(purpose: str, serial: int, task: Task[BaseModel]) -> str:
+    """A group, for people."""
+    of = "" if purpose == TRAIN else f" of {purpose}"
+    return f"group {serial}{of} (task {task.name!r})"
+
+
+def hard_deadline(clocks: Clocks, grading_retries: int) -> float:
+    """Seconds after which a try is left behind; every clock in it should have ended it long before.
+
+    They count its work, not its waits for a slot.
+    """
+    grading = clocks.grading_seconds * (1 + grading_retries)
+    once = clocks.setup_seconds + clocks.rollout_seconds + clocks.release_seconds
+    return once + grading + MARGIN_SECONDS
+
+
+def dropped(error: Discard) -> Discarded:
+    """The end of what an Episode dropped on purpose."""
+    return Discarded(Fate.DROPPED, one_line(str(error)))
+
+
+def ungraded(error: Exception) -> Discarded:
+    """The end of what could not be graded, or was dropped by its grader."""
+    if isinstance(error, Discard):
+        return dropped(error)
+    return Discarded(Fate.UNGRADED, told("grading", error), type(error).__name__)
+
+
+def _ran_out(phase: str, seconds: float) -> ClockRanOut:
+    return ClockRanOut(f"{phase} outlasted its clock of {seconds:g} s")

@@ -1,0 +1,537 @@
+"""`Conversation.generate`: what is sent, what is recorded, what the agent gets."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import anyio
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from trio.testing import MockClock
+
+from loops_cookbook.episodes.conversation import Conversation, Models, TryRecord
+from loops_cookbook.errors import EpisodeError, ServiceError, ServiceUnavailable
+from loops_cookbook.messages import Message
+from loops_cookbook.runtimes.base import Place
+from loops_cookbook.runtimes.producers import Policy, Producers
+from loops_cookbook.services.base import SampleParams
+from loops_cookbook.testing.scripted import Line, Script, ScriptedSampler
+from loops_cookbook.testing.tokenizer import ByteTokenizer, PlainRenderer
+from loops_cookbook.tokens import SampledTokens, Trajectory, ids_of, logprobs_of, sequences
+
+pytestmark = pytest.mark.anyio
+
+END = ByteTokenizer.end_id
+PLACE = Place(
+    group=3,
+    attempt=1,
+    trial=0,
+    params=SampleParams(max_tokens=64, temperature=0.7, top_p=0.9, top_k=5, stop=("###",)),
+    policy_version=0,
+    call_seed=lambda index: 100 + index,
+)
+
+
+@pytest.fixture
+def anyio_backend() -> tuple[str, dict[str, object]]:
+    return "trio", {"clock": MockClock(autojump_threshold=0)}
+
+
+class Try:
+    """One try with a scripted policy, and the record it leaves."""
+
+    def __init__(
+        self,
+        script: Script,
+        *,
+        place: Place = PLACE,
+        max_seq_len: int = 1000,
+        renderer: PlainRenderer | None = None,
+        trains: bool = True,
+        policy_version: int = 0,
+    ) -> None:
+        self.renderer = renderer or PlainRenderer()
+        self.sampler = ScriptedSampler(
+            script, tokenizer=self.renderer.tokenizer, policy_version=policy_version
+        )
+        judge = Policy("judge", ScriptedSampler(lambda _, __: "fair"), PlainRenderer())
+        policy = Policy("main", self.sampler, self.renderer)
+        self.record = TryRecord(place, max_seq_len)
+        producers = Producers(policy, {"judge": judge})
+        self.models = Models(producers, self.record, trains=trains)
+
+    def conversation(self) -> Conversation:
+        return self.models["main"].conversation()
+
+    @property
+    def origins(self) -> list[str]:
+        return [turn.origin for turn in self.record.turns]
+
+    @property
+    def rows(self) -> int:
+        return len(sequences(Trajectory(tuple(self.record.turns))))
+
+
+def user(text: str) -> Message:
+    return {"role": "user", "content": text}
+
+
+def ids(values: Sequence[int]) -> list[int]:
+    return np.asarray(values).tolist()
+
+
+async def test_a_reply_carries_what_was_sampled() -> None:
+    attempt = Try(["four"], policy_version=7)
+    reply = await attempt.conversation().generate([user("2 + 2?")])
+    assert reply.content == "four"
+    assert reply.finish_reason == "stop"
+    assert reply.message == {"role": "assistant", "content": "four"}
+    assert ids(reply.token_ids) == [*b"four", END]
+    assert len(reply.logprobs) == 5
+    assert reply.policy_version == 7
+
+
+async def test_the_sampler_is_asked_on_the_terms_of_the_config() -> None:
+    attempt = Try(["four"], place=replace(PLACE, policy_version=2), policy_version=2)
+    await attempt.conversation().generate([user("2 + 2?")])
+    [call] = attempt.sampler.calls
+    assert call.prompt == "<|user|>2 + 2?<|end|><|assistant|>"
+    assert call.params == SampleParams(
+        max_tokens=64,
+        temperature=0.7,
+        top_p=0.9,
+        top_k=5,
+        stop=("###",),
+        stop_token_ids=(END,),
+        seed=100,
+    )
+    assert call.min_policy_version == 2
+    assert call.affinity_key == "train-3"
+
+
+async def test_a_call_may_set_its_own_limit_and_stop_strings() -> None:
+    attempt = Try(["one two three"])
+    reply = await attempt.conversation().generate([user("count")], max_tokens=200, stop="two")
+    assert attempt.sampler.calls[0].params.max_tokens == 200
+    assert reply.content == "one two"
+    assert reply.finish_reason == "stop"
+
+
+async def test_a_reply_cut_by_its_limit_ends_in_length_and_is_read_all_the_same() -> None:
+    reply = await Try(["a long answer"]).conversation().generate([user("?")], max_tokens=6)
+    assert (reply.content, reply.finish_reason) == ("a long", "length")
+
+
+async def test_calls_are_seeded_in_the_order_in_which_they_start() -> None:
+    attempt = Try(lambda _, index: Line(f"reply {index}", seconds=3 - index))
+    first, second = attempt.conversation(), attempt.conversation()
+    async with anyio.create_task_group() as group:
+        for conversation in (first, second, first):
+            group.start_soon(conversation.generate, [user("?")])
+    seeds = {c.params.seed for c in attempt.sampler.calls}
+    assert seeds == {100, 101, 102}
+
+
+@pytest.mark.parametrize("turns", [2, 3, 10])
+async def test_the_turns_of_a_conversation_make_one_sequence(turns: int) -> None:
+    """A prefix that kept only the last turn's tokens once split longer episodes in two."""
+    attempt = Try(lambda _, index: f"reply {index}")
+    conversation = attempt.conversation()
+    messages = [{"role": "system", "content": "Be short."}]
+    for turn in range(turns):
+        messages.append({"role": "user", "content": f"question {turn}"})
+        messages.append(dict((await conversation.generate(messages)).message))  # type: ignore[arg-type]
+    assert attempt.origins == ["first"] + ["extended"] * (turns - 1)
+    assert attempt.rows == 1
+
+
+async def test_history_is_never_tokenized_again() -> None:
+    """A model may spell a word in pieces that the tokenizer would write as one."""
+    tokenizer = ByteTokenizer(words=["hello"])
+    said = [*b"he", *b"llo", END]
+    attempt = Try([Line(ids=said), "fine"], renderer=PlainRenderer(tokenizer))
+    conversation = attempt.conversation()
+    reply = await conversation.generate([user("hello")])
+    await conversation.generate([user("hello"), reply.message, user("and?")])
+    first, second = attempt.record.turns
+    assert tokenizer.encode("hello") != said[:-1]
+    assert ids(first.sampled.ids) == said
+    start = [*ids(first.prompt_ids), *said]
+    assert ids(second.prompt_ids)[: len(start)] == start
+    assert attempt.rows == 1
+
+
+async def test_a_cut_reply_is_closed_by_context_that_is_not_trained() -> None:
+    attempt = Try(["abcdef", "fine"])
+    conversation = attempt.conversation()
+    reply = await conversation.generate([user("?")], max_tokens=3)
+    await conversation.generate([user("?"), reply.message, user("go on")])
+    [row] = sequences(Trajectory(tuple(attempt.record.turns)))
+    assert ids(row.ids[row.is_sampled]) == [*b"abc", *b"fine", END]
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [
+        {"role": "assistant", "content": "4"},
+        {"content": "4\n", "role": "assistant", "tool_calls": None},
+        {"role": "assistant", "content": [{"type": "text", "text": "4"}], "refusal": None},
+    ],
+    ids=["as it came", "white space and absent keys", "text parts"],
+)
+async def test_a_reply_given_back_in_another_form_still_extends(returned: Message) -> None:
+    attempt = Try(["4", "5"])
+    conversation = attempt.conversation()
+    await conversation.generate([user("2 + 2?")])
+    await conversation.generate([user("2 + 2?"), returned, user("2 + 3?")])
+    assert attempt.origins == ["first", "extended"]
+
+
+async def test_a_reply_that_the_agent_altered_begins_a_new_sequence() -> None:
+    attempt = Try(["4", "5"])
+    conversation = attempt.conversation()
+    await conversation.generate([user("2 + 2?")])
+    altered = {"role": "assistant", "content": "four"}
+    await conversation.generate([user("2 + 2?"), altered, user("2 + 3?")])
+    assert attempt.origins == ["first", "rewritten"]
+    assert attempt.rows == 2
+
+
+async def test_altering_a_later_reply_is_told_as_rewritten_where_it_cannot_be_extended() -> None:
+    renderer = PlainRenderer(extends=False)
+    attempt = Try(["a", "b", "c"], renderer=renderer)
+    conversation = attempt.conversation()
+    one = await conversation.generate([user("1")])
+    await conversation.generate([user("1"), one.message, user("2")])
+    altered = {"role": "assistant", "content": "other"}
+    await conversation.generate([user("1"), one.message, user("2"), altered, user("3")])
+    assert attempt.origins == ["first", "template", "rewritten"]
+
+
+async def test_a_shortened_history_is_a_new_sequence() -> None:
+    attempt = Try(["a", "b"])
+    conversation = attempt.conversation()
+    await conversation.generate([user("1")])
+    await conversation.generate([user("a summary, and 2")])
+    assert attempt.origins == ["first", "rewritten"]
+
+
+async def test_asking_the_same_again_is_a_first_branch_once_more() -> None:
+    attempt = Try(["a", "b"])
+    conversation = attempt.conversation()
+    await conversation.generate([user("1")])
+    await conversation.generate([user("1")])
+    assert attempt.origins == ["first", "first"]
+
+
+async def test_a_retried_turn_goes_on_from_the_turn_before_it() -> None:
+    attempt = Try(["a", "b", "c"])
+    conversation = attempt.conversation()
+    reply = await conversation.generate([user("1")])
+    messages = [user("1"), reply.message, user("2")]
+    await conversation.generate(messages)
+    await conversation.generate(messages)
+    assert attempt.origins == ["first", "extended", "extended"]
+    assert attempt.rows == 2
+
+
+async def test_calls_at_once_are_branches() -> None:
+    attempt = Try(lambda _, index: Line(f"reply {index}", seconds=index + 1))
+    conversation = attempt.conversation()
+    async with anyio.create_task_group() as group:
+        for text in ("left", "right"):
+            group.start_soon(conversation.generate, [user(text)])
+    assert attempt.sampler.most_under_way == 2
+    assert attempt.origins == ["first", "first"]
+    assert attempt.rows == 2
+
+
+async def test_a_prompt_without_room_samples_nothing_and_says_so() -> None:
+    attempt = Try([], max_seq_len=6)
+    reply = await attempt.conversation().generate([user("1234")])
+    assert reply.finish_reason == "context_full"
+    assert (reply.content, len(reply.token_ids), reply.policy_version) == (None, 0, None)
+    assert attempt.sampler.calls == []
+    assert attempt.record.turns == []
+    assert attempt.record.context_full
+
+
+async def test_a_reply_may_fill_the_window_to_its_last_token() -> None:
+    attempt = Try(["abcdefgh"], max_seq_len=10)
+    reply = await attempt.conversation().generate([user("123")])
+    assert attempt.sampler.calls[0].params.max_tokens == 4
+    assert (reply.content, reply.finish_reason) == ("abcd", "length")
+    assert not attempt.record.context_full
+
+
+async def test_the_limit_of_an_attempt_counts_sampled_tokens_only() -> None:
+    attempt = Try(["abcd", "efgh"], place=replace(PLACE, max_attempt_tokens=8))
+    conversation = attempt.conversation()
+    reply = await conversation.generate([user("a prompt of many tokens")])
+    messages = [user("a prompt of many tokens"), reply.message, user("more")]
+    last = await conversation.generate(messages)
+    assert attempt.sampler.calls[1].params.max_tokens == 3
+    assert last.finish_reason == "length"
+
+
+async def test_a_spent_limit_ends_in_length_without_a_call() -> None:
+    attempt = Try(["abcd"], place=replace(PLACE, max_attempt_tokens=5))
+    conversation = attempt.conversation()
+    await conversation.generate([user("1")])
+    reply = await conversation.generate([user("2")])
+    assert (reply.finish_reason, len(reply.token_ids)) == ("length", 0)
+    assert not attempt.record.context_full
+
+
+async def test_calls_at_once_share_the_limit_of_an_attempt() -> None:
+    place = replace(PLACE, max_attempt_tokens=10)
+    attempt = Try(lambda _, __: Line("abcdefghij", seconds=1), place=place)
+    async with anyio.create_task_group() as group:
+        for _ in range(2):
+            group.start_soon(lambda: attempt.conversation().generate([user("?")], max_tokens=6))
+    assert [call.params.max_tokens for call in attempt.sampler.calls] == [6, 4]
+
+
+async def test_tokens_promised_to_a_call_that_was_given_up_are_free_again() -> None:
+    place = replace(PLACE, max_attempt_tokens=10)
+    attempt = Try([Line("slow", seconds=50), "abc"], place=place)
+    with anyio.move_on_after(1):
+        await attempt.conversation().generate([user("?")], max_tokens=10)
+    await attempt.conversation().generate([user("?")], max_tokens=10)
+    assert attempt.sampler.calls[1].params.max_tokens == 10
+    assert len(attempt.record.turns) == 1
+
+
+async def test_an_agent_that_asks_for_ever_without_room_is_still_cut() -> None:
+    attempt = Try([], max_seq_len=2)
+    conversation = attempt.conversation()
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        while True:
+            await conversation.generate([user("?")])
+    assert scope.cancelled_caught
+
+
+async def test_a_sampler_that_says_nothing_gives_an_empty_reply() -> None:
+    attempt = Try([Line(ids=[]), "fine"])
+    conversation = attempt.conversation()
+    reply = await conversation.generate([user("?")])
+    assert (reply.content, len(reply.token_ids)) == ("", 0)
+    await conversation.generate([user("?"), reply.message, user("well?")])
+    assert attempt.rows == 1
+
+
+async def test_what_was_sampled_is_recorded_even_if_it_cannot_be_read() -> None:
+    class Unreadable(PlainRenderer):
+        def parse(self, sampled_ids: object, tools: object = None) -> object:  # type: ignore[override]
+            raise RuntimeError("a bug of the parser")
+
+    attempt = Try(["words"], renderer=Unreadable())
+    with pytest.raises(RuntimeError):
+        await attempt.conversation().generate([user("?")])
+    assert ids(attempt.record.turns[0].sampled.ids) == [*b"words", END]
+
+
+async def test_a_call_that_failed_is_kept_though_the_agent_swallows_it() -> None:
+    failure = ServiceUnavailable("no answer in 600 s")
+    attempt = Try([failure, "fine"])
+    conversation = attempt.conversation()
+    with pytest.raises(ServiceUnavailable):
+        await conversation.generate([user("?")])
+    await conversation.generate([user("?")])
+    assert attempt.models.failure is failure
+    assert len(attempt.record.turns) == 1
+
+
+async def test_a_cancelled_call_is_no_failure() -> None:
+    attempt = Try([Line("slow", seconds=50)])
+    with anyio.move_on_after(1):
+        await attempt.conversation().generate([user("?")])
+    assert attempt.models.failure is None
+    assert attempt.record.turns == []
+
+
+async def test_a_sampler_that_answers_twice_is_a_failure() -> None:
+    class Twice(ScriptedSampler):
+        async def sample(self, *args: object, **kwargs: object) -> tuple[SampledTokens, ...]:  # type: ignore[override]
+            return (SampledTokens(ids_of([1]), logprobs_of([-1.0]), "stop"),) * 2
+
+    producers = Producers(Policy("main", Twice([]), PlainRenderer()))
+    models = Models(producers, TryRecord(PLACE, 100), trains=True)
+    with pytest.raises(ServiceError, match="2 completions where one"):
+        await models["main"].conversation().generate([user("?")])
+    assert models.failure is not None
+
+
+async def test_a_call_after_the_phase_is_refused() -> None:
+    attempt = Try(["late"])
+    conversation = attempt.conversation()
+    attempt.models.close()
+    with pytest.raises(EpisodeError, match="after the run"):
+        await conversation.generate([user("?")])
+    assert attempt.sampler.calls == []
+
+
+async def test_a_reply_that_comes_after_the_phase_is_not_recorded() -> None:
+    attempt = Try([Line("late", seconds=5)])
+
+    async def leaked() -> None:
+        with pytest.raises(EpisodeError, match="not recorded"):
+            await attempt.conversation().generate([user("?")])
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(leaked)
+        await anyio.sleep(1)
+        attempt.models.close()
+    assert (attempt.record.turns, attempt.record.calls) == ([], [])
+
+
+async def test_the_transcript_tells_each_call_as_it_was() -> None:
+    attempt = Try(["a", "b"])
+    conversation = attempt.conversation()
+    messages: list[Message] = [user("1")]
+    reply = await conversation.generate(messages)
+    reply.message["content"] = "changed by the agent"
+    messages += [{"role": "assistant", "content": "a"}, user("2")]
+    await conversation.generate(messages)
+    first, second = attempt.record.calls
+    assert first.messages == ({"role": "user", "content": "1"},)
+    assert first.reply == {"role": "assistant", "content": "a"}
+    assert (first.producer, first.finish_reason) == ("main", "stop")
+    assert (first.origin, first.turn) == ("first", 0)
+    assert (second.origin, second.turn) == ("extended", 1)
+    assert second.messages[0] is first.messages[0]
+
+
+async def test_a_message_that_the_agent_changes_in_place_is_sent_as_it_is_then() -> None:
+    attempt = Try(["a", "b"])
+    conversation = attempt.conversation()
+    notes = {"role": "user", "content": "1"}
+    await conversation.generate([notes])
+    notes["content"] = "2"
+    await conversation.generate([notes])
+    assert [call.messages[0]["content"] for call in attempt.record.calls] == ["1", "2"]
+    assert attempt.origins == ["first", "rewritten"]
+
+
+async def test_another_model_is_heard_and_not_trained() -> None:
+    attempt = Try([], place=replace(PLACE, max_attempt_tokens=1, policy_version=0))
+    reply = await attempt.models["judge"].conversation().generate([user("is it fair?")])
+    assert (reply.content, reply.policy_version) == ("fair", None)
+    assert attempt.record.turns == []
+    [call] = attempt.record.calls
+    assert (call.producer, call.origin, call.turn) == ("judge", None, None)
+
+
+async def test_what_the_policy_says_to_a_grader_is_not_trained() -> None:
+    attempt = Try(["good"], trains=False)
+    reply = await attempt.conversation().generate([user("grade it")])
+    assert reply.content == "good"
+    assert attempt.record.turns == []
+
+
+async def test_a_model_that_the_config_lacks_is_named() -> None:
+    with pytest.raises(EpisodeError, match=r"add \[producers.critic\]"):
+        Try([]).models["critic"]
+
+
+@pytest.mark.parametrize(
+    ("messages", "said"),
+    [
+        ("hello", "'hello' as messages: pass a list"),
+        ([], "no message"),
+        ({"role": "user", "content": "?"}, "pass a list of messages"),
+        (["hello"], r"messages\[0\] of generate\(\) is 'hello', not a mapping"),
+        ([{"role": "user", "content": "?"}, 5], r"messages\[1\] of generate\(\) is 5"),
+        ([{"content": "?"}], "the role null: use one of system"),
+        ([{"role": "human", "content": "?"}], "the role 'human'"),
+        ([{"role": "user"}], r"\(user\) has no content"),
+        ([{"role": "user", "content": 5}], r"\(user\) is not in OpenAI form: content must be"),
+        ([{"role": "user", "content": [{"type": "image"}]}], "a content part must be text"),
+    ],
+)
+async def test_messages_that_cannot_be_used_are_refused_with_their_place(
+    messages: list[Message], said: str
+) -> None:
+    attempt = Try([])
+    with pytest.raises(EpisodeError, match=said):
+        await attempt.conversation().generate(messages)
+    assert attempt.models.failure is None
+
+
+@pytest.mark.parametrize(
+    ("ask", "said"),
+    [
+        (lambda c: c.generate([user("?")], max_tokens=0), "max_tokens=0: use 1 or more"),
+        (lambda c: c.generate([user("?")], stop=["a", ""]), "empty stop string"),
+    ],
+)
+async def test_limits_that_cannot_be_used_are_refused(
+    ask: Callable[[Conversation], object], said: str
+) -> None:
+    with pytest.raises(EpisodeError, match=said):
+        await ask(Try([]).conversation())  # type: ignore[misc]
+
+
+async def test_messages_that_the_format_cannot_express_are_refused_with_its_name() -> None:
+    class Picky(PlainRenderer):
+        def render(self, messages: object, tools: object = None) -> object:  # type: ignore[override]
+            raise ValueError("a system message must come first")
+
+    with pytest.raises(EpisodeError, match=r"PlainRenderer cannot express .* must come first"):
+        await Try([], renderer=Picky()).conversation().generate([user("?")])
+
+
+@st.composite
+def walks(draw: st.DrawFn) -> list[tuple[str, int, str]]:
+    """Steps of an agent: extend a past call, rewrite it, ask it again, or begin anew."""
+    kinds = st.sampled_from(["extend", "rewrite", "again", "anew"])
+    texts = st.text("ab", min_size=0, max_size=2)
+    return draw(st.lists(st.tuples(kinds, st.integers(0, 5), texts), min_size=1, max_size=8))
+
+
+@given(
+    walk=walks(),
+    said=st.lists(st.text("ab", max_size=3), min_size=8, max_size=8),
+    extends=st.booleans(),
+)
+@settings(max_examples=150, deadline=None)
+def test_every_sampled_token_is_trained_exactly_once(
+    walk: list[tuple[str, int, str]], said: list[str], extends: bool
+) -> None:
+    tokenizer = ByteTokenizer(words=["ab", "aba"])
+    counter = iter(range(1, 10_000))
+    lines = [Line(ids=[*text.encode(), END]) for text in said]
+    lines = [replace(line, logprobs=[-next(counter) / 8 for _ in line.ids or ()]) for line in lines]
+    attempt = Try(lines, renderer=PlainRenderer(tokenizer, extends=extends))
+
+    async def agent() -> None:
+        conversation, histories = attempt.conversation(), [[user("start")]]
+        for kind, which, text in walk:
+            past = histories[which % len(histories)]
+            messages: list[Message] = {
+                "extend": [*past, user(text)],
+                "rewrite": [*past[:-1], {**past[-1], "content": text}, user(text)],
+                "again": list(past),
+                "anew": [user(text)],
+            }[kind]
+            reply = await conversation.generate(messages)
+            histories.append([*messages, reply.message])
+
+    anyio.run(agent, backend="trio", backend_options={"clock": MockClock(autojump_threshold=0)})
+    rows = sequences(Trajectory(tuple(attempt.record.turns)))
+    trained = sorted(p for row in rows for p in row.logprobs[row.is_sampled].tolist())
+    sampled = sorted(p for turn in attempt.record.turns for p in turn.sampled.logprobs.tolist())
+    assert trained == sampled
+    by_logprob = {
+        p: i
+        for turn in attempt.record.turns
+        for p, i in zip(turn.sampled.logprobs.tolist(), turn.sampled.ids.tolist(), strict=True)
+    }
+    for row in rows:
+        assert not row.logprobs[~row.is_sampled].any()
+        for p, i in zip(
+            row.logprobs[row.is_sampled].tolist(), row.ids[row.is_sampled].tolist(), strict=True
+        ):
+            assert by_logprob[p] == i

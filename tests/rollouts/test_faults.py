@@ -1,0 +1,73 @@
+import asyncio
+
+import anyio
+import pytest
+
+from loops_cookbook.rollouts.faults import StrayCancellation, caught, told
+
+pytestmark = pytest.mark.anyio
+
+
+async def give() -> int:
+    return 3
+
+
+async def fail() -> int:
+    raise LookupError("no such\nfile")
+
+
+async def await_a_cancelled_future() -> int:
+    future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    future.cancel()
+    return await future
+
+
+async def test_what_a_step_gives_is_given() -> None:
+    assert await caught(give) == 3
+
+
+async def test_what_a_step_raises_is_given_too() -> None:
+    assert isinstance(await caught(fail), LookupError)
+
+
+async def test_an_exception_alone_in_groups_counts_as_itself() -> None:
+    async def step() -> None:
+        async with anyio.create_task_group(), anyio.create_task_group():
+            raise LookupError("inside")
+
+    assert isinstance(await caught(step), LookupError)
+
+
+async def test_several_exceptions_at_once_stay_a_group() -> None:
+    async def step() -> None:
+        raise ExceptionGroup("two", [LookupError("a"), ValueError("b")])
+
+    assert isinstance(await caught(step), ExceptionGroup)
+
+
+async def test_cancellation_passes() -> None:
+    with anyio.move_on_after(1) as scope:
+        await caught(anyio.sleep_forever)
+    assert scope.cancelled_caught
+
+
+async def test_what_is_no_exception_passes() -> None:
+    async def step() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        await caught(step)
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_cancellation_that_nobody_asked_for_is_a_fault() -> None:
+    fault = await caught(await_a_cancelled_future)
+    assert isinstance(fault, StrayCancellation)
+    assert "test_faults.py" in told("run", fault)
+
+
+async def test_a_fault_is_told_in_one_line_with_its_place() -> None:
+    fault = await caught(fail)
+    assert isinstance(fault, LookupError)
+    assert told("grading", fault).startswith("grading: LookupError: no such file (")
+    assert told("grading", fault).endswith("in fail)")

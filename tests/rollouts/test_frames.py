@@ -1,0 +1,95 @@
+import json
+import sys
+import threading
+from pathlib import Path
+
+import anyio
+import pytest
+
+from loops_cookbook.rollouts import frames
+from loops_cookbook.rollouts.frames import raised_at, runs_at, waits_at
+from loops_cookbook.tokens import ids_of
+
+HERE = "tests/rollouts/test_frames.py"
+
+
+def test_an_exception_out_of_a_library_is_told_by_the_line_that_called_it() -> None:
+    try:
+        json.loads("{")
+    except ValueError as error:
+        told = raised_at(error)
+    assert told is not None
+    assert told.startswith(f"{HERE}:")
+    assert told.endswith("in test_an_exception_out_of_a_library_is_told_by_the_line_that_called_it")
+
+
+def test_an_exception_out_of_this_package_is_told_by_the_line_that_called_it() -> None:
+    try:
+        ids_of(["x"])  # type: ignore[list-item]
+    except ValueError as error:
+        told = raised_at(error)
+    assert told is not None
+    assert told.startswith(HERE)
+
+
+def test_an_exception_that_was_never_raised_has_no_line() -> None:
+    assert raised_at(ValueError()) is None
+
+
+def test_without_a_line_of_a_user_the_innermost_is_told() -> None:
+    def deep() -> str | None:
+        return runs_at(sys._getframe())
+
+    code = compile("told = deep()", frames.__file__, "exec")
+    scope = {"deep": deep}
+    exec(code, scope)
+    assert scope["told"] == f"{HERE}:{deep.__code__.co_firstlineno + 1} in deep"
+
+
+@pytest.mark.anyio
+async def test_a_coroutine_is_told_by_the_innermost_line_of_a_user_that_waits() -> None:
+    async def inner() -> None:
+        await event.wait()
+
+    async def outer() -> None:
+        await inner()
+
+    event = anyio.Event()
+    coroutine = outer()
+    async with anyio.create_task_group() as group:
+        group.start_soon(lambda: coroutine)
+        await anyio.sleep(1)
+        told = waits_at(coroutine)
+        event.set()
+    assert told == f"{HERE}:{inner.__code__.co_firstlineno + 1} in inner"
+
+
+def test_what_is_no_coroutine_has_no_line() -> None:
+    assert waits_at(None) is None
+
+
+def test_a_thread_is_told_by_its_innermost_line_of_a_user() -> None:
+    started, done = threading.Event(), threading.Event()
+
+    def work() -> None:
+        started.set()
+        done.wait()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    started.wait()
+    told = runs_at(sys._current_frames()[thread.ident or 0])
+    done.set()
+    thread.join()
+    assert told is not None
+    assert told.startswith(HERE)
+    assert told.endswith("in work")
+
+
+def test_a_bundled_example_counts_as_a_users(tmp_path: Path) -> None:
+    bundled = Path(frames.__file__).parents[1] / "bundled" / "examples" / "x" / "episode.py"
+    code = compile("def grade(): return runs_at(sys._getframe())", str(bundled), "exec")
+    scope = {"runs_at": runs_at, "sys": sys}
+    exec(code, scope)
+    told = scope["grade"]()  # type: ignore[operator]
+    assert told.endswith("bundled/examples/x/episode.py:1 in grade")

@@ -1,0 +1,159 @@
+from collections.abc import Sequence
+
+import anyio
+import pytest
+from tests.rollouts.doubles import ignore_cancellation
+
+from loops_cookbook.rollouts.keeper import STRAY_SECONDS, Job, Keeper, open_group, open_keeper
+
+pytestmark = pytest.mark.anyio
+
+
+def job(seconds: float = 100, release_seconds: float = 5) -> Job:
+    made = Job("a job", seconds=seconds, release_seconds=release_seconds)
+    made.hard.start()
+    return made
+
+
+async def test_an_error_comes_out_of_a_group_as_itself() -> None:
+    async def fail() -> None:
+        raise LookupError("one")
+
+    async def nested() -> None:
+        async with open_group() as outer, open_group() as inner:
+            inner.start_soon(fail)
+            outer.start_soon(anyio.sleep_forever)
+            await anyio.sleep_forever()
+
+    with pytest.raises(LookupError, match="one"):
+        await nested()
+
+
+async def test_an_error_keeps_its_cause() -> None:
+    async def fail() -> None:
+        raise LookupError("one") from KeyError("root")
+
+    with pytest.raises(LookupError) as caught:
+        async with open_group() as group:
+            group.start_soon(fail)
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+async def test_cancelling_around_a_group_is_no_error() -> None:
+    with anyio.move_on_after(1) as scope:
+        async with open_group() as group:
+            group.start_soon(anyio.sleep_forever)
+            group.start_soon(anyio.sleep_forever)
+    assert scope.cancelled_caught
+
+
+async def test_a_job_that_ends_in_time_is_waited_for() -> None:
+    async with open_keeper() as keeper:
+        assert await keeper.outcome(job(), work(10))
+        assert not keeper.jobs
+
+
+async def test_what_a_job_raises_comes_out_where_it_is_waited_for() -> None:
+    async def fail() -> None:
+        raise LookupError("ours")
+
+    async with open_keeper() as keeper:
+        with pytest.raises(LookupError, match="ours"):
+            await keeper.outcome(job(), fail)
+
+
+async def test_a_job_that_outlasts_its_hard_deadline_is_left_and_cancelled() -> None:
+    cancelled: list[float] = []
+
+    async def wait() -> None:
+        try:
+            await anyio.sleep_forever()
+        finally:
+            cancelled.append(anyio.current_time())
+
+    async with open_keeper() as keeper:
+        began = anyio.current_time()
+        assert not await keeper.outcome(job(seconds=7), wait)
+        assert anyio.current_time() - began == 7
+    assert cancelled == [began + 7]
+
+
+async def test_cancelling_the_wait_cancels_the_job_and_waits_for_its_release() -> None:
+    released: list[float] = []
+
+    async def hold() -> None:
+        try:
+            await anyio.sleep_forever()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await anyio.sleep(4)
+                released.append(anyio.current_time())
+
+    async with open_keeper() as keeper:
+        began = anyio.current_time()
+        with anyio.move_on_after(1):
+            await keeper.outcome(job(), hold)
+        assert released == [began + 5] == [anyio.current_time()]
+
+
+async def test_cancelling_the_wait_does_not_wait_for_ever() -> None:
+    until = anyio.Event()
+    async with open_keeper() as keeper:
+        began = anyio.current_time()
+        with anyio.move_on_after(1):
+            await keeper.outcome(job(release_seconds=5), lambda: ignore_cancellation(until))
+        took = anyio.current_time() - began
+        until.set()
+    assert took == 1 + 5 + STRAY_SECONDS
+
+
+async def test_strays_that_end_soon_are_no_trouble() -> None:
+    told: list[Sequence[str]] = []
+
+    async def linger() -> None:
+        with anyio.CancelScope(shield=True):
+            await anyio.sleep(20)
+
+    async with open_keeper(told.append) as keeper:
+        assert not await keeper.outcome(job(seconds=15), linger)
+    assert told == []
+
+
+async def test_who_must_end_the_process_is_told_of_strays_that_do_not_end() -> None:
+    until = anyio.Event()
+    told: list[Sequence[str]] = []
+
+    def end(jobs: Sequence[str]) -> None:
+        told.append(jobs)
+        until.set()  # a command ends its process instead
+
+    async with open_keeper(end) as keeper:
+        assert not await keeper.outcome(job(seconds=1), lambda: ignore_cancellation(until))
+    (jobs,) = told
+    assert len(jobs) == 1
+    assert "a job: waiting, at tests/rollouts/doubles.py:" in jobs[0]
+    assert "in ignore_cancellation" in jobs[0]
+
+
+async def test_strays_are_named_in_the_log_by_default(caplog: pytest.LogCaptureFixture) -> None:
+    until = anyio.Event()
+
+    async def end_later(keeper: Keeper) -> None:
+        await keeper.outcome(job(seconds=1), lambda: ignore_cancellation(until))
+
+    async with anyio.create_task_group() as group, open_keeper() as keeper:
+        await end_later(keeper)
+        group.start_soon(sleep_and_set, until)
+    assert "the run cannot end, because these ignore cancellation: a job" in caplog.text
+
+
+async def sleep_and_set(event: anyio.Event) -> None:
+    await anyio.sleep(STRAY_SECONDS + 5)
+    event.set()
+
+
+def work(seconds: float):
+    async def sleep() -> None:
+        await anyio.sleep(seconds)
+
+    return sleep

@@ -1,0 +1,163 @@
+import contextlib
+
+import anyio
+import pytest
+
+from loops_cookbook.errors import Discard
+from loops_cookbook.rollouts.keeper import HardDeadline
+from loops_cookbook.rollouts.limits import Limit, Limits, LimitStatistics, PhaseSlot, Room
+from loops_cookbook.runtimes.base import Slot
+
+pytestmark = pytest.mark.anyio
+
+
+def slot_of(limit: Limit, seconds: float = 10) -> PhaseSlot:
+    return PhaseSlot(limit, seconds, HardDeadline(1000))
+
+
+async def test_a_slot_is_a_slot_of_the_runtime_contract() -> None:
+    slot: Slot = slot_of(Limit("sampling", 1))
+    async with slot as entered:
+        assert entered is slot
+
+
+async def test_a_clock_starts_when_there_is_room_and_cuts_quietly() -> None:
+    limit = Limit("sampling", 1)
+    first, second = slot_of(limit, 30), slot_of(limit, 10)
+
+    async def hold(slot: PhaseSlot) -> None:
+        async with slot:
+            await anyio.sleep_forever()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(hold, first)
+        await anyio.sleep(1)
+        group.start_soon(hold, second)
+    assert (first.timed_out, first.waited, first.used) == (True, 0, 30)
+    assert (second.timed_out, second.waited, second.used) == (True, 29, 10)
+    assert limit.statistics() == LimitStatistics("sampling", 0, 1, 0)
+
+
+async def test_a_block_that_ends_in_time_is_not_cut() -> None:
+    slot = slot_of(Limit("sampling", 1))
+    async with slot:
+        await anyio.sleep(9)
+        assert slot.seconds_left() == 1
+    assert not slot.timed_out
+    assert slot.used == 9
+
+
+async def test_seconds_left_is_the_whole_clock_before_the_block_and_never_negative() -> None:
+    slot = slot_of(Limit("sampling", 1))
+    assert slot.seconds_left() == 10
+    async with slot:
+        pass
+    await anyio.sleep(20)
+    assert slot.seconds_left() == 0
+
+
+async def test_a_slot_is_entered_once() -> None:
+    slot = slot_of(Limit("sampling", 1))
+    async with slot:
+        pass
+    with pytest.raises(RuntimeError, match="once"):
+        async with slot:
+            pass
+
+
+async def test_what_a_block_raises_in_time_passes_and_makes_room() -> None:
+    limit = Limit("sampling", 1)
+    with pytest.raises(ValueError, match="mine"):
+        async with slot_of(limit):
+            raise ValueError("mine")
+    assert limit.statistics().held == 0
+
+
+@pytest.mark.parametrize(("raised", "passes"), [(ValueError, False), (Discard, True)])
+async def test_of_what_a_cut_block_raises_discard_alone_passes(
+    raised: type[Exception], passes: bool
+) -> None:
+    slot = slot_of(Limit("sampling", 1))
+    seen: Exception | None = None
+    try:
+        async with slot:
+            try:
+                await anyio.sleep_forever()
+            finally:
+                raise raised("at the cut")
+    except Exception as error:
+        seen = error
+    assert slot.timed_out
+    assert (seen is not None) == passes
+
+
+async def test_a_block_that_keeps_the_cut_to_itself_was_cut_all_the_same() -> None:
+    slot = slot_of(Limit("sampling", 1))
+    async with slot:
+        with contextlib.suppress(anyio.get_cancelled_exc_class()):
+            await anyio.sleep_forever()
+    assert slot.timed_out
+
+
+async def test_cancellation_from_outside_passes_and_makes_room() -> None:
+    limit = Limit("sampling", 1)
+    with anyio.move_on_after(1) as outside:
+        async with slot_of(limit):
+            await anyio.sleep_forever()
+    assert outside.cancelled_caught
+    assert limit.statistics().held == 0
+
+
+async def test_room_is_given_in_the_order_in_which_it_was_asked_for() -> None:
+    limit = Limit("grading", 1)
+    order: list[int] = []
+
+    async def take(number: int) -> None:
+        async with slot_of(limit, 100):
+            order.append(number)
+            await anyio.sleep(1)
+
+    async with anyio.create_task_group() as group:
+        for number in range(5):
+            group.start_soon(take, number)
+            await anyio.sleep(0.1)
+        late = slot_of(limit)
+        async with late:  # comes when one is held and four wait
+            order.append(5)
+    assert order == [0, 1, 2, 3, 4, 5]
+
+
+async def test_a_slot_that_was_given_back_by_another_is_not_given_back_twice() -> None:
+    limit = Limit("sampling", 1)
+    slot, other = slot_of(limit), slot_of(limit)
+    async with slot:
+        slot.give_back()
+        async with other:
+            assert limit.statistics().held == 1
+        slot.give_back()
+    assert limit.statistics().held == 0
+
+
+async def test_a_hard_deadline_stands_still_while_room_is_waited_for() -> None:
+    limit, hard = Limit("sampling", 1), HardDeadline(5)
+    room = Room(limit, hard)
+
+    async def work() -> None:
+        with hard.scope:
+            await anyio.sleep_forever()
+
+    async with slot_of(limit, 100), anyio.create_task_group() as group:
+        group.start_soon(work)
+        await anyio.sleep(1)
+        hard.start()
+        await anyio.sleep(2)
+        with anyio.move_on_after(50):
+            await room.take()
+        assert hard.scope.deadline - anyio.current_time() == 3
+        await anyio.sleep(4)
+        assert hard.scope.cancelled_caught
+
+
+async def test_places_to_start_are_those_to_sample_and_those_ahead() -> None:
+    totals = {each.name: each.total for each in Limits(16, 8, 2).statistics()}
+    assert totals == {"starting": 18, "sampling": 16, "grading": 8}

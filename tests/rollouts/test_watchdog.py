@@ -1,0 +1,102 @@
+"""The watchdog looks at real time and may end the process, so most of it is tested in a child."""
+
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import anyio
+import pytest
+from anyio.lowlevel import checkpoint
+
+from loops_cookbook.errors import EventLoopBlocked
+from loops_cookbook.rollouts.watchdog import watch_event_loop
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+def run(folder: Path, block: str, *, bound: float = 0.4) -> subprocess.CompletedProcess[str]:
+    """What becomes of a process whose grader blocks like this."""
+    code = f"""
+        import anyio, logging, re, sys, time
+        from loops_cookbook.rollouts.watchdog import watch_event_loop
+
+        logging.basicConfig(level="INFO", stream=sys.stderr)
+
+        async def grade():
+            {block}
+
+        async def main():
+            async with watch_event_loop(
+                bound_seconds={bound}, lag_seconds=0.1, grace_seconds=0.2
+            ):
+                await anyio.sleep(0)
+                await grade()
+                await anyio.sleep(0.2)
+
+        anyio.run(main)
+        print("done")
+    """
+    script = folder / "episode.py"
+    script.write_text(textwrap.dedent(code))
+    command = [sys.executable, str(script)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=15)
+
+
+@pytest.mark.parametrize(
+    "block",
+    ["while True: pass", "time.sleep(60)", "re.match('(a*)*b', 'a' * 60)", "5**5**5**5"],
+    ids=["loop", "sleep", "regular expression", "power"],
+)
+def test_a_block_that_does_not_end_ends_the_process_and_names_the_line(
+    tmp_path: Path, block: str
+) -> None:
+    ended = run(tmp_path, block)
+    assert ended.returncode == 1
+    assert "error: the event loop has been blocked for " in ended.stderr
+    assert "episode.py:8 in grade: await there, or give heavy work to compute()" in ended.stderr
+    assert "done" not in ended.stdout
+
+
+def test_a_block_that_ends_in_time_is_only_named(tmp_path: Path) -> None:
+    ended = run(tmp_path, "time.sleep(0.5)", bound=30)
+    assert ended.returncode == 0
+    assert ended.stdout == "done\n"
+    assert "episode.py:8 in grade" in ended.stderr
+    assert "the event loop turns again after" in ended.stderr
+
+
+def test_a_run_that_does_not_block_is_left_alone(tmp_path: Path) -> None:
+    ended = run(tmp_path, "await anyio.sleep(0.5)", bound=30)
+    assert (ended.returncode, ended.stdout) == (0, "done\n")
+    assert "blocked" not in ended.stderr
+
+
+@pytest.mark.anyio
+async def test_a_block_past_its_bound_that_ends_after_all_ends_the_run_in_order() -> None:
+    left = False
+
+    async def blocks() -> None:
+        nonlocal left
+        async with watch_event_loop(bound_seconds=0.2, lag_seconds=0.1, grace_seconds=60):
+            await checkpoint()
+            try:
+                time.sleep(1)  # noqa: ASYNC251
+                await anyio.sleep_forever()
+            finally:
+                left = True
+
+    with pytest.raises(EventLoopBlocked, match=r"test_watchdog\.py:\d+ in blocks"):
+        await blocks()
+    assert left
+
+
+@pytest.mark.anyio
+async def test_what_the_block_raises_comes_out_as_itself() -> None:
+    with pytest.raises(LookupError, match="mine"):
+        async with watch_event_loop(bound_seconds=60):
+            raise LookupError("mine")
