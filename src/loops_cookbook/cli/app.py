@@ -1,0 +1,50 @@
+"""The command `loops`: its commands, registered, and nothing else."""
+
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+
+from loops_cookbook.cli.check import check
+from loops_cookbook.cli.examples import examples
+from loops_cookbook.cli.exits import guarded
+from loops_cookbook.cli.init import init
+from loops_cookbook.cli.run import run
+
+app = typer.Typer(
+    name="loops",
+    help="Train language models on what their agents do, scored by graders you write.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+def _say_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"loops-cookbook {version('loops-cookbook')}")
+        raise typer.Exit
+
+
+@app.callback()
+def loops(
+    _: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_say_version, is_eager=True, help="Say the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Train language models on what their agents do, scored by graders you write."""
+
+
+app.command()(guarded(check))
+app.command()(guarded(run))
+app.command()(guarded(init))
+app.command()(guarded(examples))
+
+
+def main() -> None:
+    """Run the command that the process's arguments name, and exit."""
+    app(prog_name="loops")

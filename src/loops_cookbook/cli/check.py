@@ -1,0 +1,39 @@
+"""`loops check`: validate everything a config names, print the report, launch nothing."""
+
+import json
+import os
+
+import typer
+
+from loops_cookbook.cli.options import (
+    ConfigArgument,
+    DebugOption,
+    EnvFileOption,
+    JsonOption,
+    ScopeOption,
+    SetOption,
+)
+from loops_cookbook.config.environment import read_environment
+from loops_cookbook.config.load import load_config
+from loops_cookbook.recipes.check import check_report
+from loops_cookbook.recipes.plan import plan_run
+from loops_cookbook.report.console import print_lines
+
+
+def check(
+    config: ConfigArgument,
+    set_: SetOption = None,
+    scope: ScopeOption = None,
+    env_file: EnvFileOption = None,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Validate a config and all that it names; launch nothing."""
+    loaded = load_config(config, set_ or [])
+    environment = read_environment(loaded.directory, env_file=env_file)
+    environment.apply()
+    report = check_report(plan_run(loaded, environment, os.environ, scope), os.environ)
+    if as_json:
+        typer.echo(json.dumps(report.to_json(), ensure_ascii=False, indent=2))
+    else:
+        print_lines(report.lines, report.warnings)

@@ -1,0 +1,48 @@
+"""`loops examples`: the bundled configs, one line each: what to type and what it shows."""
+
+import re
+from pathlib import Path
+
+import typer
+
+from loops_cookbook.cli.options import DebugOption
+from loops_cookbook.config.bundled import bundled_configs, bundled_root
+
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s")
+
+
+def examples(debug: DebugOption = False) -> None:
+    """List the examples and patterns that are bundled, one line each."""
+    root = bundled_root()
+    lines = [(str(config), described(root / config)) for config in bundled_configs()]
+    width = max((len(config) for config, _ in lines), default=0)
+    for config, text in lines:
+        typer.echo(f"{config:{width}}  {text}".rstrip())
+
+
+def described(config: Path) -> str:
+    """The first sentence of the README beside a config, else of the config's leading comment."""
+    readme = config.with_name("README.md")
+    if readme.is_file():
+        paragraph = _first_paragraph(readme.read_text(encoding="utf-8"))
+    else:
+        paragraph = _leading_comment(config.read_text(encoding="utf-8"))
+    return _SENTENCE_END.split(paragraph, maxsplit=1)[0]
+
+
+def _first_paragraph(markdown: str) -> str:
+    """The first run of lines that are text, headings left out."""
+    for block in markdown.split("\n\n"):
+        lines = [line for line in block.splitlines() if not line.startswith("#")]
+        if text := " ".join(" ".join(lines).split()):
+            return text
+    return ""
+
+
+def _leading_comment(toml: str) -> str:
+    words: list[str] = []
+    for line in toml.splitlines():
+        if not line.startswith("#"):
+            break
+        words += line.lstrip("#").split()
+    return " ".join(words)

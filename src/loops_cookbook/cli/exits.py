@@ -1,0 +1,111 @@
+"""How a command ends: a `LoopsError` as one line on stderr, everything with its exit status.
+
+0 done; 1 and 2 as the error says; 130 interrupted; 143 told to end, both after everything that
+was open has been released; 70 our bug, with its traceback. A reader that closes the pipe ends a
+command quietly. This is the one place that turns exceptions into words and numbers.
+"""
+
+import functools
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager
+from typing import NoReturn, ParamSpec, cast
+
+import typer
+
+from loops_cookbook.errors import OUR_BUG, LoopsError
+
+P = ParamSpec("P")
+
+INTERRUPTED = 128 + signal.SIGINT
+TERMINATED = 128 + signal.SIGTERM
+PIPE_CLOSED = 1
+
+
+class Terminated(BaseException):
+    """SIGTERM arrived; passes through everything, so that everything is released."""
+
+
+def guarded(command: Callable[P, None]) -> Callable[P, None]:
+    """A command that ends as this module says; its `debug` parameter adds tracebacks."""
+
+    @functools.wraps(command)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            with _termination_raises():
+                command(*args, **kwargs)
+                sys.stdout.flush()
+        except (typer.Exit, typer.Abort, SystemExit):
+            raise
+        except BaseException as error:  # every way to end passes here, to get its status
+            _end(error, debug=bool(kwargs.get("debug")))
+
+    return run
+
+
+@contextmanager
+def _termination_raises() -> Generator[None]:
+    """Let SIGTERM raise `Terminated` inside the block, where the block may handle signals."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def raise_terminated(*_: object) -> NoReturn:
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, raise_terminated)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _end(error: BaseException, *, debug: bool) -> NoReturn:
+    causes = list(_leaves(error))
+    ours = [cause for cause in causes if isinstance(cause, LoopsError)]
+    if any(isinstance(cause, KeyboardInterrupt) for cause in causes):
+        status = INTERRUPTED
+    elif any(isinstance(cause, Terminated) for cause in causes):
+        status = TERMINATED
+    elif all(isinstance(cause, BrokenPipeError) for cause in causes):
+        _forget_stdout()
+        status = PIPE_CLOSED
+    elif len(ours) == len(causes):
+        status = max(cause.exit_status for cause in ours)
+        _say(line for cause in ours for line in str(cause).splitlines())
+    else:
+        status = OUR_BUG
+        _say_traceback(error)
+        _say(
+            ["this is a bug of loops-cookbook, not of your project: please report the lines above"]
+        )
+    if debug and status != OUR_BUG:
+        _say_traceback(error)
+    raise typer.Exit(status)
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    """The exceptions in a group of task groups, or the one that there is."""
+    if isinstance(error, BaseExceptionGroup):
+        for inner in cast(BaseExceptionGroup[BaseException], error).exceptions:
+            yield from _leaves(inner)
+    else:
+        yield error
+
+
+def _say(lines: Iterable[str]) -> None:
+    for line in lines:
+        typer.echo(f"loops: {line}", err=True)
+
+
+def _say_traceback(error: BaseException) -> None:
+    typer.echo("".join(traceback.format_exception(error)).rstrip(), err=True)
+
+
+def _forget_stdout() -> None:
+    """Let what is still buffered go nowhere, or the interpreter would complain at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,53 @@
+"""Options and arguments that several commands share, each with one name and one meaning."""
+
+from pathlib import Path
+from typing import Annotated, TypeAlias
+
+import typer
+
+ConfigArgument: TypeAlias = Annotated[
+    str,
+    typer.Argument(
+        metavar="CONFIG",
+        help="The config file: of the working directory, else a bundled one.",
+        show_default=False,
+    ),
+]
+
+SetOption: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="TABLE.KEY=VALUE",
+        help="Put a key over the config's; the value is TOML. May be given again.",
+        show_default=False,
+    ),
+]
+
+ScopeOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--scope",
+        metavar="SCOPE",
+        help="Who trains: local, serverless or dedicated. Goes before the config's.",
+        show_default=False,
+    ),
+]
+
+EnvFileOption: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        "--env-file",
+        metavar="FILE",
+        help="Read this file instead of the .env files beside the config and here.",
+        show_default=False,
+    ),
+]
+
+DebugOption: TypeAlias = Annotated[
+    bool, typer.Option("--debug", help="Show the traceback of an error, too.")
+]
+
+JsonOption: TypeAlias = Annotated[
+    bool, typer.Option("--json", help="Write the answer as JSON on stdout.")
+]

@@ -1,0 +1,88 @@
+"""`loops run`: carry a config out, shown as it goes and recorded in a folder of its own."""
+
+import os
+import time
+from collections.abc import Sequence
+from functools import partial
+
+import anyio
+import typer
+
+from loops_cookbook.cli.logs import logs_noted
+from loops_cookbook.cli.options import (
+    ConfigArgument,
+    DebugOption,
+    EnvFileOption,
+    ScopeOption,
+    SetOption,
+)
+from loops_cookbook.cli.signals import until_signalled
+from loops_cookbook.config.environment import read_environment
+from loops_cookbook.config.load import load_config
+from loops_cookbook.recipes.check import warnings_of
+from loops_cookbook.recipes.launch import open_service, require_service
+from loops_cookbook.recipes.plan import Plan, plan_run
+from loops_cookbook.recipes.rl import run_rl
+from loops_cookbook.records import Fanout, RunRow
+from loops_cookbook.report.console import answer_console, side_console
+from loops_cookbook.report.progress import Progress
+from loops_cookbook.rundir.layout import RunFolder, new_run_folder
+from loops_cookbook.rundir.write import RunWriter, versions
+
+
+def run(
+    config: ConfigArgument,
+    set_: SetOption = None,
+    scope: ScopeOption = None,
+    env_file: EnvFileOption = None,
+    debug: DebugOption = False,
+) -> None:
+    """Train: run the tasks, grade the attempts, update the policy."""
+    loaded = load_config(config, set_ or [])
+    environment = read_environment(loaded.directory, env_file=env_file)
+    environment.apply()
+    plan = plan_run(loaded, environment, os.environ, scope)
+    require_service(plan, os.environ)
+    folder = new_run_folder(loaded.output_dir, loaded.working_directory)
+    typer.echo(f"run: {folder.root}", err=True)
+    typer.echo(f"config: {loaded.path}", err=True)
+    _carry_out(plan, folder, warnings_of(plan, os.environ))
+
+
+def _carry_out(plan: Plan, folder: RunFolder, warnings: Sequence[str]) -> None:
+    output = plan.config.output
+    progress = Progress(
+        folder.root,
+        side=side_console(),
+        answer=answer_console(),
+        every_seconds=output.progress_every_seconds,
+    )
+    with progress, RunWriter(folder, trace=output.trace) as writer:
+        recorder = Fanout((writer, progress))
+        with logs_noted(recorder):
+            for warning in warnings:
+                recorder.note("warning", warning)
+            opener = partial(open_service, plan, folder)
+            work = partial(run_rl, plan, opener, recorder, _run_row(plan, folder))
+            anyio.run(until_signalled, work)
+
+
+def _run_row(plan: Plan, folder: RunFolder) -> RunRow:
+    training = plan.config.training
+    return RunRow(
+        run=folder.root.name,
+        started_at=time.time(),
+        recipe=plan.config.recipe,
+        scope=plan.scope.scope or "hosted",
+        model=plan.model.name,
+        updates=training.updates,
+        attempts_per_update=training.groups_per_update * training.group_size,
+        tasks={
+            "train": len(plan.tasks),
+            **{held_out.name: len(held_out.tasks) for held_out in plan.sets},
+        },
+        service={},
+        versions=versions(),
+        config_path=str(plan.loaded.path),
+        config=plan.config.model_dump(mode="json", by_alias=True),
+    )

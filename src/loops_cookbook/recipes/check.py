@@ -1,0 +1,148 @@
+"""What `loops check` says of a plan: the report's lines, and the warnings after them.
+
+A `CheckReport` is a value; the command prints it and tests compare it. The lines, their order
+and their wording are fixed; a line that cannot be true yet (the model's, where nothing
+confirmed it) is left out and a warning says so.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from loops_cookbook.recipes.launch import engine_is_installed
+from loops_cookbook.recipes.plan import Plan
+from loops_cookbook.recipes.scope import KEY_VARIABLE, WAYS_OUT
+from loops_cookbook.renderers.detect import Detection
+from loops_cookbook.renderers.images import images_line
+
+LAST_LINE = "Configuration and runtime checked; no sandbox or Loops trainer launched."
+
+
+@dataclass(frozen=True, slots=True)
+class CheckReport:
+    """The report, line for line."""
+
+    lines: tuple[str, ...]
+    warnings: tuple[str, ...]
+    renderer: Detection
+
+    def to_json(self) -> dict[str, object]:
+        """The report for machines: each `Name: value` line as a key."""
+        named = [line.strip().partition(": ") for line in self.lines]
+        fields = {name: value for name, colon, value in named if colon}
+        return {
+            "report": fields,
+            "stops": list(self.renderer.stops),
+            "turns_extend": self.renderer.why_not_extended is None,
+            "why_not_extended": self.renderer.why_not_extended,
+            "lines": list(self.lines),
+            "warnings": list(self.warnings),
+        }
+
+
+def check_report(plan: Plan, values: Mapping[str, str]) -> CheckReport:
+    """Report a plan; launches nothing and needs no network."""
+    loaded, config = plan.loaded, plan.config
+    training = config.training
+    lines = [
+        f"Config: {loaded.path}",
+        f"  paths, modules: beside {loaded.directory}",
+        f"  .env: {plan.environment.summary}",
+        f"  runs: {loaded.output_dir}",
+        *_model_line(plan),
+        f"Runtime: {config.runtime}; tasks: {len(plan.tasks)}",
+        _capabilities_line(plan),
+        f"Renderer: {plan.detection.line}",
+        f"Images: {images_line(plan.model.name, plan.model.directory)}",
+        f"Mode: {training.mode}; batch: {training.groups_per_update} × {training.group_size}",
+        f"Loss: {training.loss}",
+        f"Loss aggregation: {training.loss_aggregation}",
+        _clock_line(plan),
+        f"Concurrency: {config.sampling_slots} sampling "
+        f"(+{config.concurrency.start_ahead} started ahead); {config.grading_slots} grading",
+        "Producers: main (trainable); a call that names none uses main",
+        LAST_LINE,
+    ]
+    return CheckReport(tuple(lines), warnings_of(plan, values), plan.detection)
+
+
+def _model_line(plan: Plan) -> list[str]:
+    if not plan.scope.is_local:
+        return []
+    length = f"max_seq_len {plan.config.model.max_seq_len}"
+    limit = f" (up to {plan.model_limit})" if plan.model_limit else ""
+    return [f"Local model: {plan.model.name}; {length}{limit}"]
+
+
+def _capabilities_line(plan: Plan) -> str:
+    says = plan.capabilities
+    retries = f"grading retries {says.grading_retries} ({says.grading_retries_from})"
+    return (
+        f"Capabilities: model access {says.model_access} ({says.model_access_from}); "
+        f"runtime-acquired phases {', '.join(says.acquires) or 'none'}; {retries}; "
+        f"group grading {'true' if says.grades_groups else 'false'}"
+    )
+
+
+def _clock_line(plan: Plan) -> str:
+    how = "derived by the runtime"
+    if plan.config.clocks.rollout_seconds is not None:
+        how = "set in [clocks]"
+    return f"Rollout clock: {plan.clocks.rollout_seconds:g}s ({how})"
+
+
+def warnings_of(plan: Plan, values: Mapping[str, str]) -> tuple[str, ...]:
+    """What to know before a run, one line each, with what to do."""
+    return (
+        *_engine_warnings(plan, values),
+        *plan.detection.warnings,
+        *_bias_warnings(plan),
+        *_task_warnings(plan),
+        *plan.environment.warnings(),
+    )
+
+
+def _engine_warnings(plan: Plan, values: Mapping[str, str]) -> list[str]:
+    if plan.scope.is_local:
+        if not engine_is_installed():
+            return [
+                "the embedded engine needs the extra 'local', which is not installed; `loops run` "
+                'needs it: run `uv add "loops-cookbook[local]"`'
+            ]
+        return []
+    needs = "" if values.get(KEY_VARIABLE) else f" needs {KEY_VARIABLE} in the environment or .env"
+    needs = needs or " cannot train on hosted Loops in this version"
+    return [
+        f"{plan.model.name} was not confirmed: nobody was asked whether Loops serves it at "
+        f"max_seq_len {plan.config.model.max_seq_len}; `loops run`{needs}; or {WAYS_OUT}"
+    ]
+
+
+def _bias_warnings(plan: Plan) -> list[str]:
+    """Sampling that the trainer's ratio does not know of."""
+    sampling = plan.config.sampling
+    found: list[str] = []
+    if sampling.top_p < 1:
+        found.append(f"sampling.top_p = {sampling.top_p:g}")
+    if sampling.top_k > 0:
+        found.append(f"sampling.top_k = {sampling.top_k}")
+    if sampling.temperature != 1 and not plan.scope.is_local:
+        found.append(f"sampling.temperature = {sampling.temperature:g}")
+    return [
+        f"{key}: tokens are drawn from another distribution than the trainer scores them under, "
+        "which biases the ratio of every update; remove it, or know that you want it"
+        for key in found
+    ]
+
+
+def _task_warnings(plan: Plan) -> list[str]:
+    """Tasks that are both trained on and held out."""
+    trained = {task.value.model_dump_json() for task in plan.tasks}
+    warnings: list[str] = []
+    for held_out in plan.sets:
+        shared = sum(task.value.model_dump_json() in trained for task in held_out.tasks)
+        if shared:
+            warnings.append(
+                f"evaluation.sets.{held_out.name}: {shared} of its {len(held_out.tasks)} tasks are "
+                "also trained on, so it does not show what holds on new tasks; use other ones"
+            )
+    return warnings

@@ -1,0 +1,349 @@
+"""What an update and an evaluation came to, as flat rows of numbers, and the list of their names.
+
+A group counts in the row of the update that trains it, a rejected one in the next row; so in
+every row, and over the run, the finished attempts are the trained, the unused and the discarded
+ones. A metric that would be a mean over nothing is left out of a row: 0 would be a lie.
+Everything here is a pure function of its arguments but `RunMetrics`, which keeps what must be
+known over the whole run.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import TypeAlias
+
+import numpy as np
+
+from loops_cookbook.attempts import Attempt, Fate, Group, Rejection
+from loops_cookbook.learning.datums import Datum
+from loops_cookbook.records import spread
+from loops_cookbook.services.base import AdamParams, StepResult
+from loops_cookbook.tokens import Logprobs
+
+METRICS: tuple[tuple[str, str], ...] = (
+    ("reward/mean", "mean reward of the attempts that the update trained on"),
+    ("reward/group_std_mean", "mean over the trained groups of their rewards' standard deviation"),
+    ("reward/all_mean", "mean reward of every attempt with a reward: the learning curve"),
+    ("reward/all_std", "standard deviation of the same rewards"),
+    ("reward/all_min", "lowest of the same rewards"),
+    ("reward/all_max", "highest of the same rewards"),
+    ("groups/usable", "groups that the update trained on"),
+    ("groups/no_variance", "groups rejected because their rewards were all the same"),
+    ("groups/too_few", "groups rejected because fewer than two attempts could be trained"),
+    ("attempts/started", "attempts started since the row before"),
+    ("attempts/finished", "attempts of this row's groups: trained + unused + discarded"),
+    ("attempts/in_flight", "attempts started in the run and in no row yet"),
+    ("attempts/trained", "attempts whose group the update trained on"),
+    ("attempts/unused", "attempts with a reward that were not trained on"),
+    ("attempts/unused/<reason>", "the same by reason: too_few, no_variance, surplus"),
+    ("attempts/discarded", "attempts without a reward"),
+    (
+        "attempts/discarded/<reason>",
+        "the same by reason: cancelled, dropped, failed, no_reply, ungraded, too_long",
+    ),
+    ("attempts/failed/<ExceptionType>", "attempts discarded as failed, by the exception's type"),
+    ("attempts/timed_out", "attempts that a deadline cut"),
+    ("attempts/retried", "attempts that needed more than one try"),
+    (
+        "rollout/<key>",
+        "mean of a number or boolean that the Episode recorded, over attempts with a reward",
+    ),
+    (
+        "rollout/<key>/<value>",
+        "share of a text that the Episode recorded, over attempts with a reward that recorded "
+        "one; the first 16 values of a run have their own share, the rest share `other`",
+    ),
+    ("tokens/prompt", "prompt tokens sent over all turns"),
+    ("tokens/sampled", "tokens that the policy sampled"),
+    ("tokens/trained", "tokens in the batch with an advantage other than 0"),
+    ("tokens/sequences_per_attempt", "mean number of token rows that a trained attempt became"),
+    ("policy/version", "policy version that the update published"),
+    ("policy/staleness_mean", "mean over the trained groups of the updates since they started"),
+    ("policy/staleness_max", "the most of the same"),
+    ("kl/sample_train_k1", "mean of d over the trained tokens: d = sampler - trainer logprob"),
+    ("kl/sample_train_k2", "mean of d**2 / 2 over the trained tokens"),
+    ("kl/sample_train_k3", "mean of exp(-d) - 1 + d over the trained tokens"),
+    ("entropy", "minus the mean logprob of the sampled tokens: an estimate, in nats"),
+    ("loss", "loss of the batch, in the units of the configured loss"),
+    ("grad_norm", "norm of the gradient before clipping, where the trainer tells it"),
+    ("grad_clipped", "1 if the gradient was clipped, else 0, where the trainer tells its norm"),
+    ("learning_rate", "learning rate of the update"),
+    ("time/update", "seconds from the update before to this one, evaluations left out"),
+    ("time/training", "seconds that the update and its publishing took"),
+    ("time/sampling", "mean seconds that an attempt sampled, its last try alone"),
+    ("time/grading", "mean seconds that an attempt was graded"),
+    ("time/waiting", "mean seconds that an attempt waited for a free slot"),
+    ("eval/<set>/reward_mean", "mean reward of an evaluation set, over attempts with a reward"),
+    ("eval/<set>/solve_rate", "share of the same attempts with a reward of at least solved_at"),
+    (
+        "eval/<set>/pass_at_<k>",
+        "chance that one of k attempts solves a task, mean over tasks with k rewards (unbiased)",
+    ),
+)
+"""Every metric with its meaning. A name in angle brackets stands for several."""
+
+MetricRow: TypeAlias = dict[str, float]
+
+_OWN_SHARES = 16
+_LONGEST_LABEL = 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateFacts:
+    """What one update was made of, and what came of it."""
+
+    trained: Sequence[Group]
+    rejected: Sequence[tuple[Group, Rejection]]
+    """The groups rejected since the update before."""
+    datums: Sequence[Datum]
+    """The batch, as it was sent."""
+    result: StepResult
+    adam: AdamParams
+    trained_version: int
+    """The policy version that the update was applied to."""
+    published_version: int
+    """The policy version that it made."""
+    attempts_started: int
+    """In the run so far, evaluations left out."""
+    update_seconds: float
+    """Since the update before, evaluations left out."""
+    training_seconds: float
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """The groups of this row."""
+        return (*self.trained, *(group for group, _ in self.rejected))
+
+
+class RunMetrics:
+    """Makes the row of each update, in order, and counts over the whole run."""
+
+    def __init__(self) -> None:
+        self._totals: Counter[str] = Counter()
+        self._started = 0
+        self._shares = _Shares()
+
+    @property
+    def totals(self) -> dict[str, int]:
+        """Counts over the run so far, under the names of the metrics that they add up."""
+        in_flight = self._started - self._totals["attempts/finished"]
+        return {
+            "attempts/started": self._started,
+            "attempts/in_flight": in_flight,
+            **dict(sorted(self._totals.items())),
+        }
+
+    def update(self, facts: UpdateFacts) -> MetricRow:
+        """The row of an update: every metric that it has a value for."""
+        fated = [pair for group in facts.trained for pair in fates(group, None)]
+        fated += [pair for group, why in facts.rejected for pair in fates(group, why)]
+        counts = _group_counts(facts) | _attempt_counts(fated) | _token_counts(facts)
+        started = facts.attempts_started - self._started
+        self._started = facts.attempts_started
+        self._totals.update(counts)
+        row = _reward_metrics(facts) | self._failures_seen() | counts
+        row |= {
+            "attempts/started": started,
+            "attempts/in_flight": self.totals["attempts/in_flight"],
+        }
+        row |= self._shares.metrics(_graded(facts.groups))
+        row |= _policy_metrics(facts) | sample_train_kl(facts.datums, facts.result.logprobs)
+        row |= _trainer_metrics(facts) | _time_metrics(facts)
+        return {name: float(value) for name, value in row.items()}
+
+    def end(
+        self, fated: Iterable[tuple[Attempt, Fate]], *, attempts_started: int
+    ) -> dict[str, int]:
+        """Count the attempts that are in no update's row when the run ends; the last totals."""
+        self._started = attempts_started
+        self._totals.update(_attempt_counts(list(fated)))
+        return self.totals
+
+    def _failures_seen(self) -> dict[str, int]:
+        """A kind of failure stays in the rows at 0 once it was seen."""
+        return {name: 0 for name in self._totals if name.startswith("attempts/failed/")}
+
+
+def fates(group: Group, rejection: Rejection | None) -> list[tuple[Attempt, Fate]]:
+    """Each attempt of a group with its fate, once the group was trained or rejected."""
+    rewarded = Fate.TRAINED if rejection is None else rejection.fate
+    return [
+        (attempt, rewarded if attempt.discarded is None else attempt.discarded.fate)
+        for attempt in group.attempts
+    ]
+
+
+def sample_train_kl(datums: Sequence[Datum], logprobs: Sequence[Logprobs]) -> MetricRow:
+    """Three estimates of the divergence from trainer to sampler, over the trained tokens.
+
+    Args:
+        datums: a batch with logprobs and advantages.
+        logprobs: float32[L] a datum, the trainer's own.
+
+    Source: k1, k2 and k3 of Schulman 2020, "Approximating KL Divergence",
+    http://joschu.net/blog/kl-approx.html, with the sampler as the distribution sampled from.
+    """
+    differences: list[np.ndarray[tuple[int], np.dtype[np.float64]]] = []
+    for datum, trainer in zip(datums, logprobs, strict=True):
+        if datum.logprobs is not None and datum.advantages is not None:
+            is_trained = datum.advantages != 0
+            differences.append(datum.logprobs[is_trained].astype(np.float64) - trainer[is_trained])
+    d = np.concatenate(differences) if differences else np.empty(0)
+    if len(d) == 0:
+        return {}
+    with np.errstate(over="ignore"):  # a policy far from its sampler: infinite, and written so
+        k3 = np.mean(np.expm1(-d) + d)
+    return {
+        "kl/sample_train_k1": float(np.mean(d)),
+        "kl/sample_train_k2": float(np.mean(d**2) / 2),
+        "kl/sample_train_k3": float(k3),
+    }
+
+
+def metrics_page() -> str:
+    """`docs/reference/metrics.md`."""
+    lines = [
+        "# Metrics",
+        "",
+        "Every update adds one row to `steps.jsonl`, with these keys. A group counts in the row",
+        "of the update that trains it, a rejected group in the next row. So in every row, and",
+        "over the run, `attempts/finished` is the sum of `attempts/trained`, `attempts/unused`",
+        "and `attempts/discarded`. Attempts of evaluations count in `eval/*` alone. A metric that",
+        "would be a mean over nothing is left out of a row. Standard deviations are those of a",
+        "sample (divided by n - 1). A number that is not finite is written as null.",
+        "",
+        "| metric | meaning |",
+        "| --- | --- |",
+        *(f"| `{name}` | {meaning} |" for name, meaning in METRICS),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+class _Shares:
+    """What Episodes recorded, as `rollout/...`; remembers which texts have their own share."""
+
+    def __init__(self) -> None:
+        self._own: dict[str, list[str]] = {}
+
+    def metrics(self, attempts: Sequence[Attempt]) -> MetricRow:
+        numbers: dict[str, list[float]] = {}
+        texts: dict[str, list[str]] = {}
+        for attempt in attempts:
+            for key, value in attempt.metadata.items():
+                if isinstance(value, str):
+                    texts.setdefault(key, []).append(self._label(key, value))
+                elif math.isfinite(value):
+                    numbers.setdefault(key, []).append(float(value))
+        row = {f"rollout/{key}": fmean(values) for key, values in sorted(numbers.items())}
+        for key, labels in sorted(texts.items()):
+            counts = Counter(labels)
+            for label in dict.fromkeys([*self._own[key], *labels]):
+                row[f"rollout/{key}/{label}"] = counts[label] / len(labels)
+        return row
+
+    def _label(self, key: str, value: str) -> str:
+        label = " ".join(value.split())[:_LONGEST_LABEL] or "empty"
+        own = self._own.setdefault(key, [])
+        if label not in own and len(own) < _OWN_SHARES:
+            own.append(label)
+        return label if label in own else "other"
+
+
+def _graded(groups: Iterable[Group]) -> list[Attempt]:
+    return [attempt for group in groups for attempt in group.graded]
+
+
+def _rewards(groups: Iterable[Group]) -> list[float]:
+    return [a.reward for group in groups for a in group.attempts if a.reward is not None]
+
+
+def _reward_metrics(facts: UpdateFacts) -> MetricRow:
+    row: MetricRow = {}
+    trained = [rewards for group in facts.trained if (rewards := _rewards([group]))]
+    if trained:
+        row["reward/mean"] = fmean(reward for rewards in trained for reward in rewards)
+        row["reward/group_std_mean"] = fmean(map(spread, trained))
+    if everyone := _rewards(facts.groups):
+        row["reward/all_mean"] = fmean(everyone)
+        row["reward/all_std"] = spread(everyone)
+        row["reward/all_min"] = min(everyone)
+        row["reward/all_max"] = max(everyone)
+    return row
+
+
+def _group_counts(facts: UpdateFacts) -> dict[str, int]:
+    reasons = Counter(rejection.reason for _, rejection in facts.rejected)
+    return {
+        "groups/usable": len(facts.trained),
+        "groups/no_variance": reasons["no_variance"],
+        "groups/too_few": reasons["too_few"],
+    }
+
+
+def _attempt_counts(fated: Sequence[tuple[Attempt, Fate]]) -> dict[str, int]:
+    by_fate = Counter(fate for _, fate in fated)
+    counts = {
+        "attempts/finished": len(fated),
+        "attempts/trained": by_fate[Fate.TRAINED],
+        "attempts/unused": sum(by_fate[fate] for fate in Fate if fate.kind == "unused"),
+        "attempts/discarded": sum(by_fate[fate] for fate in Fate if fate.kind == "discarded"),
+        "attempts/timed_out": sum(attempt.flags.timed_out for attempt, _ in fated),
+        "attempts/retried": sum(attempt.flags.retried for attempt, _ in fated),
+    }
+    parts = {f"attempts/{fate}": by_fate[fate] for fate in Fate if "/" in fate}
+    failures = Counter(
+        f"attempts/failed/{attempt.discarded.exception or 'unknown'}"
+        for attempt, fate in fated
+        if fate is Fate.FAILED and attempt.discarded is not None
+    )
+    return counts | parts | failures
+
+
+def _token_counts(facts: UpdateFacts) -> dict[str, int]:
+    trajectories = [a.trajectory for group in facts.groups for a in group.attempts]
+    return {
+        "tokens/prompt": sum(trajectory.prompt_tokens for trajectory in trajectories),
+        "tokens/sampled": sum(trajectory.sampled_tokens for trajectory in trajectories),
+        "tokens/trained": sum(datum.trained_tokens for datum in facts.datums),
+    }
+
+
+def _policy_metrics(facts: UpdateFacts) -> MetricRow:
+    row: MetricRow = {"policy/version": facts.published_version}
+    ages = [facts.trained_version - group.policy_version for group in facts.trained]
+    if ages:
+        row["policy/staleness_mean"] = fmean(ages)
+        row["policy/staleness_max"] = max(ages)
+    if trained := _graded(facts.trained):
+        row["tokens/sequences_per_attempt"] = fmean(len(a.sequences) for a in trained)
+    sampled = [
+        turn.sampled.logprobs
+        for group in facts.groups
+        for attempt in group.attempts
+        for turn in attempt.trajectory.turns
+    ]
+    if sum(map(len, sampled)):
+        row["entropy"] = -float(np.concatenate(sampled).mean(dtype=np.float64))
+    return row
+
+
+def _trainer_metrics(facts: UpdateFacts) -> MetricRow:
+    row: MetricRow = {"loss": facts.result.loss, "learning_rate": facts.adam.learning_rate}
+    norm = facts.result.metrics.get("grad_norm")
+    if norm is not None:
+        limit = facts.adam.grad_clip_norm
+        row["grad_norm"] = norm
+        row["grad_clipped"] = float(0 < limit < norm)
+    return row
+
+
+def _time_metrics(facts: UpdateFacts) -> MetricRow:
+    row: MetricRow = {"time/update": facts.update_seconds, "time/training": facts.training_seconds}
+    timings = [attempt.timing for group in facts.groups for attempt in group.attempts]
+    if timings:
+        row["time/sampling"] = fmean(timing.sampling for timing in timings)
+        row["time/grading"] = fmean(timing.grading for timing in timings)
+        row["time/waiting"] = fmean(timing.waiting for timing in timings)
+    return row

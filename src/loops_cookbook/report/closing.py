@@ -1,0 +1,85 @@
+"""What a run came to, in the few lines that end it: curve, held-out scores, attempts, folder."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from loops_cookbook.records import EvaluationRow, RunStatus
+from loops_cookbook.report.chart import chart, smoothed
+from loops_cookbook.report.words import count, duration, measure, share
+
+_WIDEST = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Closing:
+    """All that the closing lines tell of."""
+
+    status: RunStatus
+    reason: str | None
+    folder: Path
+    updates: int
+    seconds: float
+    rewards: Sequence[tuple[int, float]]
+    """`reward/all_mean` by update."""
+    evaluations: Mapping[str, tuple[EvaluationRow, EvaluationRow]]
+    """The first and the last of each set, which may be one and the same."""
+    counts: Mapping[str, int]
+    """`StepRow.totals` at the end."""
+
+    def lines(self, *, width: int, unicode: bool = True) -> list[str]:
+        """At most `width` characters each, the last one apart."""
+        told = [self._end(), ""]
+        curve = smoothed(self.rewards)
+        if drawn := chart(curve, width=min(width, _WIDEST), unicode=unicode):
+            means = f", moving mean over {curve.window} updates" if curve.window > 1 else ""
+            told += [f"mean reward of all graded attempts, by update{means}", *drawn, ""]
+        if self.evaluations:
+            told += [*_scores(self.evaluations, "→" if unicode else "->"), ""]
+        if self.counts.get("attempts/finished"):
+            told += [f"attempts: {_attempts(self.counts)}"]
+        return [*told, f"run: {self.folder}"]
+
+    def _end(self) -> str:
+        why = f": {self.reason}" if self.reason else ""
+        return f"{self.status} after {count(self.updates, 'update')}, {duration(self.seconds)}{why}"
+
+
+def _scores(
+    evaluations: Mapping[str, tuple[EvaluationRow, EvaluationRow]], arrow: str
+) -> list[str]:
+    """A table: a line for each set, before and after."""
+    table = [["evaluation", "updates", "reward", "solved", "pass@k"]]
+    for name, (first, last) in evaluations.items():
+        pairs = [
+            (str(first.update), str(last.update)),
+            (measure(first.reward_mean), measure(last.reward_mean)),
+            (share(first.solve_rate), share(last.solve_rate)),
+        ]
+        shared = sorted(first.pass_at_k.keys() & last.pass_at_k.keys())
+        if shared:
+            k = shared[-1]
+            pairs.append((share(first.pass_at_k[k]), share(last.pass_at_k[k])))
+        single = first is last
+        cells = [after if single else f"{before} {arrow} {after}" for before, after in pairs]
+        if shared:
+            cells[-1] += f" (k = {shared[-1]})"
+        table.append([name, *cells])
+    columns = max(map(len, table[1:]))
+    widths = [max(len(row[i]) for row in table if i < len(row)) for i in range(columns)]
+    return [
+        "   ".join(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=False)).rstrip()
+        for row in table
+    ]
+
+
+def _attempts(counts: Mapping[str, int]) -> str:
+    parts = [f"{counts.get('attempts/trained', 0):,} trained"]
+    for kind in ("unused", "discarded"):
+        prefix = f"attempts/{kind}/"
+        reasons = {k.removeprefix(prefix): n for k, n in counts.items() if k.startswith(prefix)}
+        told = ", ".join(f"{reason} {n:,}" for reason, n in reasons.items() if n)
+        parts.append(
+            f"{counts.get(f'attempts/{kind}', 0):,} {kind}" + (f" ({told})" if told else "")
+        )
+    return f"{counts.get('attempts/finished', 0):,}: {', '.join(parts)}"

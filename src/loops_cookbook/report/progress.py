@@ -1,0 +1,250 @@
+"""Progress of a run as it goes, on stderr; what it came to, at the end, on stdout.
+
+On a terminal every update adds a line to a table; the line below it, drawn again as attempts
+end, tells how far the next update is and how long the rest may take. Elsewhere a plain line is
+printed for the first update and for the last, and between them whenever `every_seconds` have
+gone by since the line before, in the middle of a long update too. Notes and evaluations are
+printed as they come.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Self
+
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from loops_cookbook.attempts import Attempt
+from loops_cookbook.records import (
+    TRAIN,
+    EvaluationRow,
+    GroupRow,
+    Level,
+    RolloutRow,
+    RunRow,
+    RunStatus,
+    StepRow,
+)
+from loops_cookbook.report.closing import Closing
+from loops_cookbook.report.console import has_unicode, printable
+from loops_cookbook.report.table import UpdateTable
+from loops_cookbook.report.words import count, duration, measure, share
+
+_REFRESH_SECONDS = 0.1
+_ROWS_UNDER_A_HEAD = 25
+_REMEMBERED_UPDATES = 10
+_BAR_WIDTH = 16
+_STYLES: Mapping[Level, str] = {"warning": "yellow", "error": "bold red"}
+
+
+class Progress:
+    """A Recorder that shows a run to a person; a context manager.
+
+    Args:
+        folder: the run's folder, named at the end.
+        side: where progress goes: stderr.
+        answer: where the closing lines go: stdout.
+        every_seconds: between two plain lines.
+        now: seconds of a clock that never goes back.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        side: Console,
+        answer: Console,
+        every_seconds: float = 30.0,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._folder = folder
+        self._side = side
+        self._answer = answer
+        self._every_seconds = every_seconds
+        self._now = now
+        self._begun = now()
+        self._live: Live | None = None
+        self._open = ExitStack()
+        self._shown_at = -every_seconds
+        self._table = UpdateTable(None, side.width)
+        self._has_started = False
+        self._batch: int | None = None
+        self._unseen: StepRow | None = None
+        self._rows = 0
+        self._updates = 0
+        self._ended = 0
+        """Attempts since the last update, or since an evaluation began."""
+        self._rejected = 0
+        """Attempts of the groups rejected since the last update: so many more are needed."""
+        self._evaluating: str | None = None
+        self._recent: deque[float] = deque(maxlen=_REMEMBERED_UPDATES)
+        self._rewards: list[tuple[int, float]] = []
+        self._evaluations: dict[str, tuple[EvaluationRow, EvaluationRow]] = {}
+
+    def __enter__(self) -> Self:
+        if self._side.is_terminal and not self._side.is_dumb_terminal:
+            live = Live(
+                console=self._side,
+                auto_refresh=False,
+                transient=True,
+                redirect_stdout=self._answer.is_terminal,
+                get_renderable=self._status_line,
+            )
+            self._live = self._open.enter_context(live)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._live = None
+        self._open.close()
+
+    def run_started(self, row: RunRow) -> None:
+        """Take in how much is planned."""
+        self._has_started = True
+        self._begun = self._now()
+        self._table = UpdateTable(row.updates, self._side.width)
+        self._batch = row.attempts_per_update
+
+    def attempt_ended(self, attempt: Attempt, purpose: str) -> None:
+        """Count it."""
+        evaluating = None if purpose == TRAIN else purpose
+        if evaluating != self._evaluating:
+            self._evaluating, self._ended = evaluating, 0
+        self._ended += 1
+        if self._live is None:
+            if self._is_due(self._every_seconds):
+                self._print_unseen() if self._unseen else self._print(self._status())
+        elif self._is_due(_REFRESH_SECONDS):
+            self._refresh()
+
+    def group_settled(self, row: GroupRow) -> None:
+        """A rejected group is replaced by another."""
+        if not row.usable:
+            self._rejected += len(row.rewards)
+
+    def fates(self, rows: Sequence[RolloutRow]) -> None:
+        """Counted elsewhere."""
+
+    def update(self, row: StepRow) -> None:
+        """Show its row."""
+        self._rows += 1
+        self._updates = row.update
+        self._ended = self._rejected = 0
+        self._evaluating = None
+        if (reward := row.metrics.get("reward/all_mean")) is not None:
+            self._rewards.append((row.update, reward))
+        if (seconds := row.metrics.get("time/update")) is not None:
+            self._recent.append(seconds)
+        if self._live is not None:
+            if self._rows % _ROWS_UNDER_A_HEAD == 1:
+                self._print(self._table.head, style="dim")
+            self._print(self._table.row(row))
+            self._refresh()
+            return
+        self._unseen = row
+        is_end = self._rows == 1 or row.update == self._table.planned
+        if is_end or self._is_due(self._every_seconds):
+            self._print_unseen()
+
+    def evaluation(self, row: EvaluationRow) -> None:
+        """Show its scores."""
+        first, _ = self._evaluations.get(row.set, (row, row))
+        self._evaluations[row.set] = (first, row)
+        self._evaluating, self._ended = None, 0
+        self._print(_scores(row))
+
+    def note(self, level: Level, text: str) -> None:
+        """Show it, unless it is for debugging."""
+        if level != "debug":
+            self._print(text if level == "info" else f"{level}: {text}", style=_STYLES.get(level))
+
+    def run_ended(
+        self, status: RunStatus, counts: Mapping[str, int], reason: str | None = None
+    ) -> None:
+        """Print what the run came to."""
+        self._print_unseen()
+        self._live = None
+        self._open.close()
+        closing = Closing(
+            status=status,
+            reason=reason,
+            folder=self._folder,
+            updates=self._updates,
+            seconds=self._now() - self._begun,
+            rewards=self._rewards,
+            evaluations=self._evaluations,
+            counts=counts,
+        )
+        encoding = self._answer.encoding
+        for line in closing.lines(width=self._answer.width, unicode=has_unicode(encoding)):
+            self._answer.print(Text(printable(line, encoding)), soft_wrap=True)
+
+    def _is_due(self, seconds: float) -> bool:
+        return self._now() - self._shown_at >= seconds
+
+    def _print_unseen(self) -> None:
+        if self._unseen is not None:
+            left = self._left()
+            self._print(self._table.sentence(self._unseen) + (f", {left}" if left else ""))
+            self._unseen = None
+
+    def _print(self, text: str, *, style: str | None = None) -> None:
+        plain = Text(printable(text, self._side.encoding), style or "")
+        self._side.print(plain, soft_wrap=True)
+        self._shown_at = self._now()
+
+    def _refresh(self) -> None:
+        if self._live is not None:
+            self._live.refresh()
+            self._shown_at = self._now()
+
+    def _status(self) -> str:
+        """Where the run stands now, in words."""
+        if self._evaluating is not None:
+            return f"evaluating {self._evaluating}: {count(self._ended, 'attempt')} ended"
+        if not self._has_started:
+            return "starting"
+        if self._updates == self._table.planned:
+            return "all updates done"
+        of = "" if self._batch is None else f"/{self._batch + self._rejected:,}"
+        return (
+            f"update {self._table.progress(self._updates + 1)}: {self._ended:,}{of} attempts ended"
+        )
+
+    def _status_line(self) -> Table:
+        """The same for a terminal, with a bar, in one line."""
+        line = Table.grid(padding=(0, 2, 0, 0))
+        cells: list[RenderableType] = []
+        if self._batch is not None and self._evaluating is None:
+            total = self._batch + self._rejected
+            cells.append(ProgressBar(total=total, completed=self._ended, width=_BAR_WIDTH))
+            line.add_column()
+        cells.append(", ".join(filter(None, (self._status(), self._left()))))
+        line.add_column(no_wrap=True, overflow="ellipsis")
+        line.add_row(*cells)
+        return line
+
+    def _left(self) -> str:
+        """How long the planned updates may still take; evaluations are not foreseen."""
+        if self._table.planned is None or not self._recent or self._updates >= self._table.planned:
+            return ""
+        seconds = sum(self._recent) / len(self._recent) * (self._table.planned - self._updates)
+        return f"about {duration(seconds)} left"
+
+
+def _scores(row: EvaluationRow) -> str:
+    """An evaluation in one line."""
+    when = "before the first update" if row.update == 0 else f"after {count(row.update, 'update')}"
+    parts = [f"reward {measure(row.reward_mean)}", f"solved {share(row.solve_rate)}"]
+    parts += [f"pass@{k} {share(value)}" for k, value in row.pass_at_k.items()]
+    attempts = sum(row.fates.values())
+    parts.append(count(attempts, "attempt"))
+    lost = attempts - row.fates.get("evaluated", 0)
+    if lost:
+        parts.append(f"{lost:,} without a reward")
+    return f"{row.set} {when}: {', '.join(parts)}"

@@ -1,0 +1,168 @@
+"""Try an Episode in a unit test: the real road of one attempt, with a scripted model.
+
+The Episode goes through its own runtime and the scheduler's own code, so it is set up, cut, graded
+and closed as in a run. Only the model is a script, and its chat format `PlainRenderer`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from loops_cookbook.attempts import Attempt, Call, Fate, Scalar
+from loops_cookbook.episodes.episode import Episode, declared
+from loops_cookbook.episodes.runtime import create_runtime
+from loops_cookbook.errors import EpisodeError
+from loops_cookbook.problems import problems_in
+from loops_cookbook.rollouts.attempt import GroupStart
+from loops_cookbook.rollouts.group import run_group
+from loops_cookbook.rollouts.keeper import open_keeper
+from loops_cookbook.rollouts.limits import Limits
+from loops_cookbook.rollouts.trial import AttemptContext, AttemptRules, SamplingTerms
+from loops_cookbook.runtimes.base import Clocks, Runtime, RuntimeContext
+from loops_cookbook.runtimes.producers import MAIN, Policy, Producers
+from loops_cookbook.services.base import SampleParams
+from loops_cookbook.tasks import Task
+from loops_cookbook.testing.scripted import Script, ScriptedSampler
+from loops_cookbook.testing.tokenizer import PlainRenderer
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a config would say about an attempt. Tokens are bytes: one for each ASCII letter."""
+
+    max_tokens: int = 1024
+    """Per reply."""
+    max_attempt_tokens: int | None = None
+    max_seq_len: int = 16_384
+    rollout_seconds: float | None = None
+    """When the agent is cut; None: as the Episode has it."""
+    setup_seconds: float = 60.0
+    grading_seconds: float = 60.0
+    release_seconds: float = 30.0
+    max_rollout_retries: int = 0
+    """Each try goes on with the script where the one before left it."""
+    models: Mapping[str, Script] = field(default_factory=dict[str, Script])
+    """Scripts of other models that the Episode calls, by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """What an attempt came to."""
+
+    reward: float | None
+    fate: Fate | None
+    """Why there is no reward; None where there is one."""
+    detail: str
+    """One line on the fate: what happened and where."""
+    metadata: Mapping[str, Scalar]
+    timed_out: bool
+    replies_used: int
+    """Replies of the policy's script that were asked for."""
+    transcript: tuple[Call, ...] = field(repr=False)
+    """Every model call, in the order of their ends."""
+    prompts: tuple[str, ...] = field(repr=False)
+    """The prompts that the policy got, as text, such as `<|user|>2 + 2?<|end|><|assistant|>`."""
+    attempt: Attempt = field(repr=False)
+    """All that the scheduler would hand on, exact tokens included."""
+
+
+async def attempt(
+    episode_class: type[Episode[Any, Any]],
+    task: BaseModel | Mapping[str, object],
+    *,
+    replies: Script,
+    options: BaseModel | Mapping[str, object] | None = None,
+    terms: Terms | None = None,
+) -> Tried:
+    """Make one attempt at a task, with a model that answers from a script.
+
+    Args:
+        episode_class: the Episode; with `grade_group` it is graded as a group of one.
+        task: the task's value, or a mapping that its model validates.
+        replies: what the policy answers, call by call; see `Script`.
+        options: the options, or a mapping that their model validates.
+        terms: what a config would set.
+
+    Raises:
+        EpisodeError: the class, the task or the options cannot be used.
+    """
+    terms = terms or Terms()
+    says = declared(episode_class)
+    value = _validated(says.task_model, task, "the task")
+    given = (
+        None
+        if says.options_model is None
+        else _validated(says.options_model, options or {}, "options")
+    )
+    sampler = ScriptedSampler(replies)
+    name = getattr(value, "name", None)
+    made: Task[BaseModel] = Task(0, name if isinstance(name, str) else "test", value, "test")
+    runtime = create_runtime(
+        RuntimeContext(
+            tasks=(made,),
+            options=None,
+            episode_class=episode_class,
+            episode_options=given,
+            producers=_producers(sampler, terms),
+            max_seq_len=terms.max_seq_len,
+            rollout_seconds=terms.rollout_seconds,
+            release_seconds=terms.release_seconds,
+        )
+    )
+    ended = await _ended(runtime, made, terms)
+    return Tried(
+        reward=ended.reward,
+        fate=ended.discarded.fate if ended.discarded else None,
+        detail=ended.discarded.detail if ended.discarded else "",
+        metadata=ended.metadata,
+        timed_out=ended.flags.timed_out,
+        replies_used=len(sampler.calls),
+        transcript=ended.calls,
+        prompts=tuple(call.prompt for call in sampler.calls),
+        attempt=ended,
+    )
+
+
+async def _ended(runtime: Runtime, task: Task[BaseModel], terms: Terms) -> Attempt:
+    """The only attempt of a group."""
+    clocks = Clocks(
+        rollout_seconds=terms.rollout_seconds or runtime.capabilities.rollout_seconds,
+        setup_seconds=terms.setup_seconds,
+        grading_seconds=terms.grading_seconds,
+        release_seconds=terms.release_seconds,
+    )
+    async with runtime, open_keeper() as keeper:
+        context = AttemptContext(
+            runtime=runtime,
+            limits=Limits(sampling=1, grading=1),
+            keeper=keeper,
+            rules=AttemptRules(clocks, terms.max_seq_len, terms.max_rollout_retries),
+            terms=SamplingTerms(
+                SampleParams(max_tokens=terms.max_tokens),
+                max_attempt_tokens=terms.max_attempt_tokens,
+            ),
+        )
+        group = await run_group(context, GroupStart(serial=0, task=task), size=1)
+    return group.attempts[0]
+
+
+def _producers(sampler: ScriptedSampler, terms: Terms) -> Producers:
+    others = {
+        name: Policy(name, ScriptedSampler(script), PlainRenderer())
+        for name, script in terms.models.items()
+    }
+    return Producers(Policy(MAIN, sampler, PlainRenderer()), others)
+
+
+def _validated(model: type[BaseModel], given: object, what: str) -> BaseModel:
+    if isinstance(given, model):
+        return given
+    try:
+        return model.model_validate(given)
+    except ValidationError as error:
+        problems = "; ".join(map(str, problems_in(error, model)))
+        raise EpisodeError(
+            f"{what} given to attempt() is no {model.__name__}: {problems}"
+        ) from error

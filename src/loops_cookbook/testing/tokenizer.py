@@ -1,0 +1,128 @@
+"""A tokenizer and a chat format that need no download, so that whole runs work offline.
+
+A `ByteTokenizer` has an id for each byte, a few for the marks of a chat, and one for each word
+it is given. `PlainRenderer` writes a chat with it: a mark for the role, the content, the end
+mark. The format is append-only: extending recorded ids and rendering anew give the same ids
+wherever the model spelt its reply as the tokenizer would.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import ClassVar
+
+import numpy as np
+
+from loops_cookbook.messages import Message, Tool, text_of
+from loops_cookbook.renderers.base import ParsedReply
+from loops_cookbook.tokens import Ids
+
+_ROLES = ("system", "developer", "user", "assistant", "tool")
+_BYTES = 256
+
+
+class ByteTokenizer:
+    """UTF-8 bytes as token ids.
+
+    Args:
+        words: pieces of text with an id of their own. `encode` takes the longest that fits, so
+            text that was sampled byte by byte is spelt otherwise than `encode` spells it, as
+            happens with every real tokenizer.
+    """
+
+    end_id = _BYTES
+    """Ends a message; the stop token of a reply."""
+    role_ids: ClassVar[dict[str, int]] = {
+        role: _BYTES + 1 + index for index, role in enumerate(_ROLES)
+    }
+    """The mark that begins a message of each role."""
+
+    def __init__(self, words: Sequence[str] = ()) -> None:
+        first = _BYTES + 1 + len(_ROLES)
+        self._ids = {word: first + index for index, word in enumerate(words)}
+        self._longest_first = sorted(self._ids, key=len, reverse=True)
+        marks = {self.end_id: "<|end|>"} | {i: f"<|{role}|>" for role, i in self.role_ids.items()}
+        self._texts = {i: text.encode() for i, text in marks.items()}
+        self._texts |= {i: word.encode() for word, i in self._ids.items()}
+        self.vocabulary_size = first + len(words)
+        """One more than the highest id."""
+
+    def encode(self, text: str) -> list[int]:
+        """The ids that this tokenizer itself spells a text with."""
+        ids: list[int] = []
+        while text and self._longest_first:
+            word = next((w for w in self._longest_first if text.startswith(w)), None)
+            ids += self.spell(text[0]) if word is None else [self._ids[word]]
+            text = text[1 if word is None else len(word) :]
+        return ids + self.spell(text)
+
+    def spell(self, text: str) -> list[int]:
+        """A text byte by byte, as a model may write it just as well."""
+        return list(text.encode())
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of any ids; marks are shown as `<|user|>`, broken UTF-8 as U+FFFD."""
+        pieces = (bytes([i]) if i < _BYTES else self._texts.get(i, b"<|?|>") for i in ids)
+        return b"".join(pieces).decode(errors="replace")
+
+
+class PlainRenderer:
+    """A chat format for tests; implements `renderers.base.Renderer`.
+
+    Args:
+        tokenizer: whose ids it writes.
+        extends: False makes it a format whose prompts cannot be extended.
+    """
+
+    name = "PlainRenderer"
+    chosen = "for tests"
+
+    def __init__(self, tokenizer: ByteTokenizer | None = None, *, extends: bool = True) -> None:
+        self.tokenizer = tokenizer or ByteTokenizer()
+        self.stop_token_ids = (self.tokenizer.end_id,)
+        self.why_not_extended = None if extends else "it was made so"
+
+    def render(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> Ids:
+        """The prompt for the next assistant message.
+
+        Raises:
+            ValueError: there are tools, which the format does not have.
+        """
+        return self._array([], messages, tools)
+
+    def extend(
+        self,
+        prompt_ids: Ids,
+        sampled_ids: Ids,
+        new_messages: Sequence[Message],
+        tools: Sequence[Tool] | None = None,
+    ) -> Ids | None:
+        """The next prompt; a reply that was cut gets its end mark as context."""
+        if self.why_not_extended:
+            return None
+        ids: list[int] = [*prompt_ids.tolist(), *sampled_ids.tolist()]
+        if not sampled_ids.size or sampled_ids[-1] != self.tokenizer.end_id:
+            ids.append(self.tokenizer.end_id)
+        return self._array(ids, new_messages, tools)
+
+    def parse(self, sampled_ids: Ids, tools: Sequence[Tool] | None = None) -> ParsedReply:
+        """All of a reply is its content."""
+        ids: list[int] = sampled_ids.tolist()
+        if ids and ids[-1] == self.tokenizer.end_id:
+            ids.pop()
+        return ParsedReply(content=self.tokenizer.decode(ids))
+
+    def decode(self, ids: Ids) -> str:
+        """Text for people, marks included."""
+        return self.tokenizer.decode(ids.tolist())
+
+    def _array(
+        self, ids: list[int], messages: Sequence[Message], tools: Sequence[Tool] | None
+    ) -> Ids:
+        if tools:
+            raise ValueError("it has no way to declare tools")
+        tokenizer = self.tokenizer
+        for message in messages:
+            ids.append(tokenizer.role_ids[str(message["role"])])
+            ids += tokenizer.encode(text_of(message.get("content")) or "")
+            ids.append(tokenizer.end_id)
+        ids.append(tokenizer.role_ids["assistant"])
+        return np.array(ids, np.int32)

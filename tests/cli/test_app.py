@@ -1,0 +1,48 @@
+"""The command `loops` as a whole."""
+
+from importlib.metadata import version
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from loops_cookbook.cli.app import app
+
+
+def loops(*arguments: str) -> Result:
+    return CliRunner().invoke(app, arguments, prog_name="loops")
+
+
+def test_help_names_every_command() -> None:
+    said = loops("--help").stdout
+    assert said.startswith("Usage: loops")
+    for command in ("init", "examples"):
+        assert f"\n  {command} " in said
+
+
+def test_the_version_is_that_of_the_distribution() -> None:
+    result = loops("--version")
+    assert result.stdout == f"loops-cookbook {version('loops-cookbook')}\n"
+    assert result.exit_code == 0
+
+
+@pytest.mark.parametrize("arguments", [(), ("nothing",), ("init",), ("examples", "--nothing")])
+def test_a_wrong_use_exits_2_and_says_how_to_use_it(arguments: tuple[str, ...]) -> None:
+    result = loops(*arguments)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert "Usage: loops" in result.stderr
+
+
+def test_every_command_takes_debug() -> None:
+    for command in app.registered_commands:
+        assert command.callback is not None
+        said = loops(command.name or command.callback.__name__, "--help").stdout
+        assert "--debug" in said
+
+
+def test_an_error_of_a_command_is_one_line_and_its_status() -> None:
+    result = loops("init", "/dev/null/x")
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert result.stderr.startswith("loops: /dev/null/x: cannot be made: ")
+    assert len(result.stderr.splitlines()) == 1

@@ -1,0 +1,41 @@
+"""`loops examples` lists what is bundled."""
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from loops_cookbook.cli.app import app
+from loops_cookbook.cli.examples import described
+from loops_cookbook.config.bundled import bundled_configs
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "train.toml"
+    path.write_text('# Counts things. Then\n# it learns.\nrecipe = "rl"  # more\n# later\n')
+    return path
+
+
+def test_a_config_is_described_by_the_first_sentence_of_its_readme(config: Path) -> None:
+    readme = config.with_name("README.md")
+    readme.write_text("# Counting\n\nA small model counts\npaid orders. It learns fast.\n\nMore.\n")
+    assert described(config) == "A small model counts paid orders."
+
+
+def test_a_config_without_a_readme_is_described_by_its_leading_comment(config: Path) -> None:
+    assert described(config) == "Counts things."
+
+
+def test_a_config_that_says_nothing_has_no_description(config: Path) -> None:
+    config.write_text('recipe = "rl"\n# later\n')
+    assert described(config) == ""
+    config.with_name("README.md").write_text("# A title\n")
+    assert described(config) == ""
+
+
+def test_every_bundled_config_has_one_line_that_says_what_it_shows() -> None:
+    result = CliRunner().invoke(app, ["examples"])
+    lines = result.stdout.splitlines()
+    assert [line.split()[0] for line in lines] == [str(config) for config in bundled_configs()]
+    assert all(len(line.split()) > 1 for line in lines)

@@ -1,0 +1,129 @@
+"""How a command ends: one line on stderr, and a status."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+import typer
+
+from loops_cookbook.cli.exits import Terminated, guarded
+from loops_cookbook.errors import ConfigError, EngineDied, LoopsError, UsageError
+
+
+def ended(error: BaseException, *, debug: bool = False) -> int:
+    """The exit status of a command that raises `error`."""
+
+    @guarded
+    def command(debug: bool = False) -> None:
+        raise error
+
+    with pytest.raises(typer.Exit) as caught:
+        command(debug=debug)
+    return caught.value.exit_code
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (UsageError("x"), 2),
+        (EngineDied("x"), 1),
+        (KeyboardInterrupt(), 130),
+        (Terminated(), 143),
+        (RuntimeError("x"), 70),
+        (ExceptionGroup("of tasks", [ExceptionGroup("inner", [ConfigError("x")])]), 2),
+        (ExceptionGroup("of tasks", [ConfigError("x"), RuntimeError("x")]), 70),
+        (BaseExceptionGroup("of tasks", [KeyboardInterrupt(), ConfigError("x")]), 130),
+        (BaseExceptionGroup("of tasks", [Terminated()]), 143),
+    ],
+    ids=repr,
+)
+def test_each_end_has_its_status(error: BaseException, status: int) -> None:
+    assert ended(error) == status
+
+
+def test_an_error_of_ours_is_said_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    ended(ConfigError("train.toml: recipe: missing; add it"))
+    assert capsys.readouterr() == ("", "loops: train.toml: recipe: missing; add it\n")
+
+
+def test_every_line_of_a_list_of_faults_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    ended(ConfigError("a: wrong\nb: wrong"))
+    assert capsys.readouterr().err == "loops: a: wrong\nloops: b: wrong\n"
+
+
+def test_errors_of_several_tasks_are_all_said(capsys: pytest.CaptureFixture[str]) -> None:
+    ended(ExceptionGroup("of tasks", [LoopsError("one"), LoopsError("two")]))
+    assert capsys.readouterr().err == "loops: one\nloops: two\n"
+
+
+def test_debug_adds_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    ended(ConfigError("a: wrong"), debug=True)
+    said = capsys.readouterr().err
+    assert said.startswith("loops: a: wrong\nTraceback")
+    assert "test_exits.py" in said
+
+
+def test_a_bug_of_ours_is_shown_with_its_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    ended(RuntimeError("unforeseen"))
+    said = capsys.readouterr().err
+    assert "Traceback" in said
+    assert "RuntimeError: unforeseen" in said
+    assert "this is a bug of loops-cookbook" in said.splitlines()[-1]
+
+
+def test_a_command_that_returns_ends_as_done() -> None:
+    @guarded
+    def command() -> None:
+        pass
+
+    command()
+
+
+def test_a_status_that_a_command_chose_is_kept() -> None:
+    assert ended(typer.Exit(1)) == 1
+
+
+def test_sigterm_ends_a_command_after_what_it_holds_was_released() -> None:
+    released: list[bool] = []
+
+    @guarded
+    def command() -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+        finally:
+            released.append(True)
+
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(typer.Exit) as caught:
+        command()
+    assert caught.value.exit_code == 143
+    assert released == [True]
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_command_works_in_another_thread() -> None:
+    done: list[bool] = []
+    thread = threading.Thread(target=guarded(lambda: done.append(True)))
+    thread.start()
+    thread.join()
+    assert done == [True]
+
+
+def test_a_reader_that_goes_away_ends_a_command_quietly() -> None:
+    code = (
+        "import sys, typer\n"
+        "from loops_cookbook.cli.exits import guarded\n"
+        "app = typer.Typer()\n"
+        "app.command()(guarded(lambda: [print('x' * 99) for _ in range(9999)] and None))\n"
+        "app()"
+    )
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
+    assert process.returncode == 1

@@ -1,0 +1,77 @@
+"""`loops init` makes a project that works as it is."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from loops_cookbook.cli.app import app
+from loops_cookbook.cli.init import make_project
+from loops_cookbook.config.imports import import_class
+from loops_cookbook.config.load import load_config
+from loops_cookbook.episodes import Episode
+from loops_cookbook.errors import UsageError
+from loops_cookbook.tasks import load_tasks
+
+FILES = {".env.example", ".gitignore", "episode.py", "tasks.jsonl", "test_episode.py", "train.toml"}
+
+
+def test_the_command_makes_the_project_and_says_what_is_next(tmp_path: Path) -> None:
+    directory = tmp_path / "a" / "b"
+    result = CliRunner().invoke(app, ["init", str(directory)])
+    assert result.exit_code == 0
+    assert {path.name for path in directory.iterdir()} == FILES
+    assert result.stdout.splitlines()[-1] == f"Next: loops check {directory / 'train.toml'}"
+
+
+def test_other_files_of_the_folder_are_left(tmp_path: Path) -> None:
+    (tmp_path / "notes.md").write_text("mine")
+    make_project(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == FILES | {"notes.md"}
+
+
+@pytest.mark.parametrize("name", sorted(FILES))
+def test_nothing_is_written_where_one_of_the_files_exists(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(UsageError, match="is there already"):
+        make_project(tmp_path)
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {name: "mine"}
+
+
+def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a").touch()
+    with pytest.raises(UsageError, match="cannot be made"):
+        make_project(tmp_path / "a")
+
+
+def test_the_config_and_its_tasks_are_valid(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    make_project(tmp_path)
+    loaded = load_config(tmp_path / "train.toml")
+    config = loaded.config
+    assert config.model.name == "models/counting"
+    assert config.episode.class_ is not None
+    episode = import_class(
+        config.episode.class_, loaded.directory, key="episode.class", base=Episode
+    )
+    schema = sys.modules.pop(episode.__module__).Question
+    tasks = load_tasks(loaded.beside(config.episode.tasks), schema)
+    assert len(tasks) >= config.training.groups_per_update
+
+
+def test_keys_and_runs_are_kept_out_of_git(tmp_path: Path) -> None:
+    make_project(tmp_path)
+    assert {".env", "runs/"} <= set((tmp_path / ".gitignore").read_text().split())
+
+
+@pytest.mark.slow
+def test_the_projects_own_test_passes(tmp_path: Path) -> None:
+    make_project(tmp_path)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout

@@ -1,0 +1,117 @@
+"""The report, line for line as the documentation prints it, and the warnings after it."""
+
+from pathlib import Path
+
+import pytest
+
+from loops_cookbook.config.environment import read_environment
+from loops_cookbook.config.load import load_config
+from loops_cookbook.recipes.check import LAST_LINE, check_report, warnings_of
+from loops_cookbook.recipes.plan import plan_run
+
+SEED_REPORT = """\
+Runtime: loops_cookbook.episodes:create_runtime; tasks: 1
+Capabilities: model access direct (AnswerEpisode.model_access); runtime-acquired phases sampling; \
+grading retries 2 (AnswerEpisode.grading_retries); group grading false
+Renderer: Qwen35Renderer (auto-detected by Prime)
+Images: *
+Mode: sync; batch: 1 × 16
+Loss: cispo
+Loss aggregation: sum
+Rollout clock: 110s (derived by the runtime)
+Concurrency: 16 sampling (+2 started ahead); 16 grading
+Producers: main (trainable); a call that names none uses main
+Configuration and runtime checked; no sandbox or Loops trainer launched.
+""".splitlines()
+
+
+@pytest.fixture
+def pattern(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The smallest pattern, from a folder that has nothing of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    return "patterns/custom_runtime/in_process_direct/train.toml"
+
+
+@pytest.mark.parametrize("key", [None, "a-secret"])
+def test_the_smallest_pattern_is_reported_in_the_documented_words(
+    pattern: str, tmp_path: Path, key: str | None
+) -> None:
+    loaded = load_config(pattern)
+    values = {} if key is None else {"BASETEN_API_KEY": key}
+    plan = plan_run(loaded, read_environment(loaded.directory), values, None)
+    report = check_report(plan, values)
+
+    beside = loaded.path.parent
+    assert report.lines[:4] == (
+        f"Config: {loaded.path}",
+        f"  paths, modules: beside {beside}",
+        f"  .env: none (looked in {beside}, {tmp_path})",
+        f"  runs: {tmp_path}/runs/custom-direct-none",
+    )
+    assert [
+        "Images: *" if line.startswith("Images: ") else line for line in report.lines[4:]
+    ] == SEED_REPORT
+    assert "was not confirmed" in report.warnings[0]
+    assert "a-secret" not in "\n".join(report.warnings)
+
+
+def test_what_a_run_needs_is_said_when_there_is_no_key(make_plan) -> None:
+    plan = make_plan()
+    assert "`loops run` needs BASETEN_API_KEY" in warnings_of(plan, {})[0]
+
+
+def test_a_local_model_has_its_line_and_its_limit(pattern: str) -> None:
+    loaded = load_config("examples/counting/train.toml")
+    plan = plan_run(loaded, read_environment(loaded.directory), {}, None)
+    report = check_report(plan, {})
+    assert report.lines[4] == "Local model: models/counting; max_seq_len 64 (up to 64)"
+    assert "Images: not supported by this model" in report.lines
+    assert report.lines[-1] == LAST_LINE
+
+
+def test_a_rollout_clock_that_is_set_says_so(make_plan) -> None:
+    report = check_report(make_plan("clocks.rollout_seconds=30"), {})
+    assert "Rollout clock: 30s (set in [clocks])" in report.lines
+
+
+def test_the_batch_and_the_slots_follow_the_config(make_plan) -> None:
+    report = check_report(make_plan("concurrency.sampling=5", "concurrency.start_ahead=0"), {})
+    assert "Mode: sync; batch: 2 × 4" in report.lines
+    assert "Concurrency: 5 sampling (+0 started ahead); 8 grading" in report.lines
+
+
+@pytest.mark.parametrize(
+    "setting", ["sampling.top_p=0.9", "sampling.top_k=5", "sampling.temperature=0.6"]
+)
+def test_sampling_that_the_trainer_does_not_know_of_is_a_warning(make_plan, setting: str) -> None:
+    key = setting.split("=")[0]
+    assert any(
+        w.startswith(f"{key} = ") and "biases the ratio" in w
+        for w in warnings_of(make_plan(setting), {})
+    )
+
+
+def test_the_embedded_trainer_knows_the_temperature(pattern: str) -> None:
+    loaded = load_config("examples/counting/train.toml", ["sampling.temperature=0.6"])
+    plan = plan_run(loaded, read_environment(loaded.directory), {}, None)
+    assert not any("temperature" in warning for warning in warnings_of(plan, {}))
+
+
+def test_tasks_that_are_also_trained_on_are_named(make_plan, project: Path) -> None:
+    (project / "held.jsonl").write_text(
+        '{"name": "ant", "word": "ant"}\n{"name": "new", "word": "new"}\n'
+    )
+    plan = make_plan('evaluation.sets.held.tasks="held.jsonl"')
+    assert any(
+        w.startswith("evaluation.sets.held: 1 of its 2 tasks are also trained on")
+        for w in warnings_of(plan, {})
+    )
+
+
+def test_the_report_as_json_has_every_line_and_what_the_renderer_does(make_plan) -> None:
+    told = check_report(make_plan(), {}).to_json()
+    report = told["report"]
+    assert isinstance(report, dict)
+    assert report["Loss"] == "cispo"
+    assert set(told) >= {"stops", "turns_extend", "warnings"}

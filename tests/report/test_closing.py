@@ -1,0 +1,104 @@
+"""The lines that end a run say how it ended, what was learnt, and where it lies."""
+
+from pathlib import Path
+
+from loops_cookbook.records import EvaluationRow
+from loops_cookbook.report.closing import Closing
+
+
+def evaluation(update: int, reward: float | None, **passes: float) -> EvaluationRow:
+    return EvaluationRow(
+        set="held_out",
+        update=update,
+        policy_version=update,
+        at=0.0,
+        seconds=1.0,
+        attempts=4,
+        solved_at=1.0,
+        reward_mean=reward,
+        solve_rate=reward,
+        pass_at_k={int(k.removeprefix("k")): value for k, value in passes.items()},
+        fates={},
+        tasks=(),
+    )
+
+
+def closing(**changes: object) -> Closing:
+    given: dict[str, object] = {
+        "status": "done",
+        "reason": None,
+        "folder": Path("runs/a"),
+        "updates": 50,
+        "seconds": 192.0,
+        "rewards": [],
+        "evaluations": {},
+        "counts": {},
+    }
+    return Closing(**(given | changes))  # type: ignore[arg-type]
+
+
+def test_a_run_that_did_nothing_still_says_how_it_ended_and_where_it_lies() -> None:
+    lines = closing(status="failed", reason="the engine died", updates=0, seconds=1.0).lines(
+        width=80
+    )
+
+    assert lines == ["failed after 0 updates, 1.0 s: the engine died", "", "run: runs/a"]
+
+
+def test_attempts_are_told_by_what_they_came_to() -> None:
+    counts = {
+        "attempts/finished": 6528,
+        "attempts/trained": 6400,
+        "attempts/unused": 112,
+        "attempts/unused/no_variance": 112,
+        "attempts/unused/too_few": 0,
+        "attempts/discarded": 16,
+        "attempts/discarded/failed": 12,
+        "attempts/discarded/no_reply": 4,
+    }
+
+    assert closing(counts=counts).lines(width=80)[-2] == (
+        "attempts: 6,528: 6,400 trained, 112 unused (no_variance 112), "
+        "16 discarded (failed 12, no_reply 4)"
+    )
+
+
+def test_held_out_scores_are_told_before_and_after() -> None:
+    pair = (evaluation(0, 0.312, k2=0.4, k4=0.5), evaluation(50, 0.906, k2=0.95, k4=0.97))
+
+    lines = closing(evaluations={"held_out": pair}).lines(width=80)
+
+    assert lines[2:4] == [
+        "evaluation   updates   reward          solved          pass@k",
+        "held_out     0 → 50    0.312 → 0.906   31.2% → 90.6%   50.0% → 97.0% (k = 4)",
+    ]
+
+
+def test_one_evaluation_alone_is_told_as_it_is() -> None:
+    row = evaluation(0, None)
+
+    lines = closing(evaluations={"held_out": (row, row)}).lines(width=80)
+
+    assert lines[2:4] == [
+        "evaluation   updates   reward   solved",
+        "held_out     0         -        -",
+    ]
+
+
+def test_the_curve_says_what_it_shows_and_how_it_was_smoothed() -> None:
+    few = closing(rewards=[(1, 0.5), (2, 0.6)]).lines(width=80)
+    many = closing(rewards=[(i, 0.5) for i in range(1, 61)]).lines(width=80)
+
+    assert few[2] == "mean reward of all graded attempts, by update"
+    assert many[2].endswith(", moving mean over 3 updates")
+
+
+def test_a_console_without_unicode_gets_ascii_alone() -> None:
+    pair = (evaluation(0, 0.3), evaluation(5, 0.9))
+
+    lines = closing(rewards=[(1, 0.5), (2, 0.6)], evaluations={"held_out": pair}).lines(
+        width=80, unicode=False
+    )
+
+    assert "\n".join(lines).isascii()
+    assert "0.300 -> 0.900" in "\n".join(lines)
