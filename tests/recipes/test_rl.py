@@ -168,7 +168,7 @@ async def test_a_run_that_cannot_learn_stops_and_says_so(runnable) -> None:
     """Every group rejected: no empty batch is sent, and no wait for ever."""
     service = ScriptedService(lambda prompt, call: "no")
     notebook = Notebook()
-    plan = runnable("training.max_consecutive_unusable_groups=5")
+    plan = runnable("training.max_consecutive_unusable_groups=5", "training.groups_per_update=1")
     with pytest.raises(NoLearningSignal, match="5 groups in a row"):
         await run_rl(plan, service, notebook, row_of(plan))
 

@@ -1,9 +1,11 @@
 """`loops run`: carry a config out, shown as it goes and recorded in a folder of its own."""
 
 import os
+import sys
 import time
 from collections.abc import Sequence
 from functools import partial
+from typing import NoReturn
 
 import anyio
 import typer
@@ -20,7 +22,7 @@ from loops_cookbook.cli.signals import until_signalled
 from loops_cookbook.config.environment import read_environment
 from loops_cookbook.config.load import load_config
 from loops_cookbook.recipes.check import warnings_of
-from loops_cookbook.recipes.launch import open_service, require_service
+from loops_cookbook.recipes.launch import open_service, rendering_limiter, require_service
 from loops_cookbook.recipes.plan import Plan, plan_run
 from loops_cookbook.recipes.rl import run_rl
 from loops_cookbook.records import Fanout, RunRow
@@ -62,9 +64,20 @@ def _carry_out(plan: Plan, folder: RunFolder, warnings: Sequence[str]) -> None:
         with logs_noted(recorder):
             for warning in warnings:
                 recorder.note("warning", warning)
-            opener = partial(open_service, plan, folder)
-            work = partial(run_rl, plan, opener, recorder, _run_row(plan, folder))
+            rendering = rendering_limiter(plan)
+            opener = partial(open_service, plan, folder, rendering=rendering)
+            row = _run_row(plan, folder)
+            work = partial(
+                run_rl, plan, opener, recorder, row, rendering=rendering, on_stuck=_end_process
+            )
             anyio.run(until_signalled, work)
+
+
+def _end_process(stuck: Sequence[str]) -> NoReturn:
+    """End at once: the run is told and released, and these would hold the process for ever."""
+    typer.echo(f"loops: ended without waiting for {'; '.join(stuck)}", err=True)
+    sys.stdout.flush()
+    os._exit(1)
 
 
 def _run_row(plan: Plan, folder: RunFolder) -> RunRow:

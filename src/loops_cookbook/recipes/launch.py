@@ -5,13 +5,18 @@ Whatever cannot be had is refused here, before a run folder or a process is made
 
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from importlib.util import find_spec
+
+import anyio
+import anyio.to_thread
 
 from loops_cookbook.errors import MissingExtra, ModelError, UsageError
 from loops_cookbook.recipes.plan import Plan
 from loops_cookbook.recipes.scope import KEY_VARIABLE, WAYS_OUT
 from loops_cookbook.rundir.layout import RunFolder
 from loops_cookbook.services.base import Service
+from loops_cookbook.services.gather import loop_settled
 from loops_cookbook.services.spawn import NEEDED, EngineOptions, local_engine
 
 
@@ -44,9 +49,22 @@ def engine_is_installed() -> bool:
     return all(find_spec(module) is not None for module in NEEDED)
 
 
+def rendering_limiter(plan: Plan) -> anyio.CapacityLimiter | None:
+    """A thread for a slow renderer, and one only: tokenizers are not thread-safe."""
+    return anyio.CapacityLimiter(1) if plan.detection.is_slow else None
+
+
 @asynccontextmanager
-async def open_service(plan: Plan, folder: RunFolder) -> AsyncGenerator[Service]:
+async def open_service(
+    plan: Plan, folder: RunFolder, *, rendering: anyio.CapacityLimiter | None = None
+) -> AsyncGenerator[Service]:
     """The trainer and sampler of a plan that `require_service` let through.
+
+    Args:
+        plan: the run.
+        folder: where the engine's log goes.
+        rendering: threads for the renderer. Calls of a group become ready as it lets them, so
+            equal ones leave together only once all that it holds are through.
 
     Raises:
         UsageError: the engine refused the model.
@@ -63,5 +81,13 @@ async def open_service(plan: Plan, folder: RunFolder) -> AsyncGenerator[Service]
         seed=model.seed,
     )
     log = folder.root / "engine.log"
-    async with local_engine(options, run_id=folder.root.name, log_path=log) as service:
+    settle = loop_settled if rendering is None else partial(_rendered, rendering)
+    async with local_engine(
+        options, run_id=folder.root.name, log_path=log, settle=settle
+    ) as service:
         yield service
+
+
+async def _rendered(limiter: anyio.CapacityLimiter) -> None:
+    """Wait for all that was to be rendered before this."""
+    await anyio.to_thread.run_sync(int, limiter=limiter)

@@ -7,7 +7,7 @@ the run ends, what is known is written before the exception goes on.
 
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import anyio
@@ -42,7 +42,15 @@ from loops_cookbook.runtimes.base import Runtime
 from loops_cookbook.services.base import AdamParams, LossSpec, Service, ServiceFactory
 
 
-async def run_rl(plan: Plan, open_service: ServiceFactory, recorder: Recorder, row: RunRow) -> None:
+async def run_rl(
+    plan: Plan,
+    open_service: ServiceFactory,
+    recorder: Recorder,
+    row: RunRow,
+    *,
+    rendering: anyio.CapacityLimiter | None = None,
+    on_stuck: Callable[[Sequence[str]], None] | None = None,
+) -> None:
     """Carry a plan out, from the first evaluation to the last.
 
     Args:
@@ -50,41 +58,50 @@ async def run_rl(plan: Plan, open_service: ServiceFactory, recorder: Recorder, r
         open_service: opens the trainer and its sampler.
         recorder: told of everything, from `run_started` to `run_ended`, however it ends.
         row: what the run is; the service's own description is added.
+        rendering: threads for the renderer; None renders on the event loop.
+        on_stuck: told, after `run_ended`, of tries that ignore cancellation; without it the run
+            waits for them.
 
     Raises:
         RunStopped: a rule ended the run, or a service failed for good.
         UsageError: the service cannot be had.
     """
-    run = _Run(plan, recorder, row)
-    try:
-        async with open_service() as service:
-            await run.with_service(service)
-    except BaseException as error:  # told, never kept
-        run.end(*_ending(error))
-        raise
-    run.end("done")
+    run = _Run(plan, recorder, row, rendering)
+    async with open_keeper(on_stuck) as keeper:
+        try:
+            async with open_service() as service:
+                await run.with_service(service, keeper)
+        except BaseException as error:  # told, never kept
+            run.end(*_ending(error))
+            raise
+        run.end("done")
 
 
 class _Run:
     """A run from before its service is there until it is told how it ended."""
 
-    def __init__(self, plan: Plan, recorder: Recorder, row: RunRow) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        recorder: Recorder,
+        row: RunRow,
+        rendering: anyio.CapacityLimiter | None,
+    ) -> None:
         self._plan = plan
+        self._rendering = rendering
         self._recorder = recorder
         self._row = row
         self._is_started = False
         self._counts: dict[str, int] = {}
 
-    async def with_service(self, service: Service) -> None:
+    async def with_service(self, service: Service, keeper: Keeper) -> None:
         self._start(dict(service.description))
         plan, clocks = self._plan, self._plan.clocks
         renderer = plan.detection.renderer
         assert renderer is not None, "a plan that can run has a renderer"
-        # Tokenizers are not thread-safe, so there is one thread for them at most.
-        limiter = anyio.CapacityLimiter(1) if plan.detection.is_slow else None
-        runtime = plan.runtime(service.sampler, renderer, limiter)
+        runtime = plan.runtime(service.sampler, renderer, self._rendering)
         longest = max(clocks.rollout_seconds, clocks.setup_seconds, clocks.grading_seconds)
-        async with watch_event_loop(bound_seconds=longest), open_keeper() as keeper, runtime:
+        async with watch_event_loop(bound_seconds=longest), runtime:
             run = RLRun(plan, service, runtime, self._recorder, keeper)
             try:
                 await run.carry_out()

@@ -3,7 +3,7 @@
 A `Sampler` turns prompt ids into sampled ids. A `Trainer` applies one batch and publishes the
 new policy. A `Service` is the pair for the length of a run. Nobody inherits from them: the HTTP
 clients, the doubles in `loops_cookbook.testing` and a user's own objects just have the methods.
-All methods may raise `ServiceUnavailable` or `ServiceRefused`, and nothing else on purpose.
+All methods may raise a `ServiceError` (`EngineDied` ends the run), and nothing else on purpose.
 """
 
 from collections.abc import Mapping, Sequence
