@@ -10,7 +10,7 @@ The task files never depend on `--seed` and come out the same byte for byte. The
 on the same processor and versions of torch and transformers. No list of orders that stands in
 a held-out file is ever demonstrated, or stands in `tasks.jsonl`.
 
-    python make_policy.py --out policy               # two or three minutes on one core
+    python make_policy.py --out policy               # some three minutes on one core
     python make_policy.py --out policy --tasks .     # writes the three task files too
 """
 
@@ -48,7 +48,7 @@ class Level:
     has_trap: bool
 
     def draw(self, rng: random.Random) -> Orders:
-        """A random list of orders, a third of them paid."""
+        """A random list of orders, with paid twice as likely as any other state."""
         states = STATES if self.has_trap else tuple(s for s in STATES if s != "unpaid")
         count = rng.randint(self.fewest, self.most)
         orders = [rng.choice(("paid", *states)) for _ in range(count)]

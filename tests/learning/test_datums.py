@@ -81,7 +81,11 @@ def turn(prompt: list[int], sampled: list[int]) -> Turn:
 
 def weights(made: tuple[Datum, ...]) -> list[float]:
     """What each datum would add to a loss that counts its advantages."""
-    return [float(datum.advantages.sum()) for datum in made if datum.advantages is not None]
+    return [
+        float(datum.advantages.sum(dtype=np.float64))
+        for datum in made
+        if datum.advantages is not None
+    ]
 
 
 sampled_per_turn = st.lists(st.integers(1, 5), min_size=1, max_size=8)
@@ -98,7 +102,7 @@ def test_an_attempt_weighs_the_same_whether_its_turns_merged_or_not(
     merged = [ScoredAttempt((row(2, sum(turns)),), value) for turns, value in attempts]
     split = [ScoredAttempt(tuple(row(2, n) for n in turns), value) for turns, value in attempts]
     assert sum(weights(datums(merged, aggregation))) == pytest.approx(
-        sum(weights(datums(split, aggregation))), abs=1e-5
+        sum(weights(datums(split, aggregation))), abs=1e-9
     )
 
 
