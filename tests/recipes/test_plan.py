@@ -108,5 +108,25 @@ def test_a_run_without_the_engines_libraries_says_what_to_install(
 def test_a_folder_with_a_damaged_model_config_is_refused(make_plan, project: Path) -> None:
     (project / "model").mkdir()
     (project / "model" / "config.json").write_text(json.dumps([]))
+    (project / "model" / "model.safetensors").touch()
     with pytest.raises(ModelError, match="must hold a JSON object"):
         make_plan('model.name="model"', "model.max_seq_len=32")
+
+
+def test_a_folder_without_weights_is_refused_before_a_run_folder_is_made(
+    make_plan, project: Path
+) -> None:
+    """Check used to pass it, and a run made its folder before the engine refused it."""
+    (project / "model").mkdir()
+    (project / "model" / "config.json").write_text("{}")
+    with pytest.raises(ModelError, match="no weights"):
+        make_plan('model.name="model"')
+
+
+def test_episode_options_that_nobody_reads_are_refused(make_plan, project: Path) -> None:
+    """With a runtime of the user's own and no Episode they were ignored without a word."""
+    (project / "own.py").write_text("def create(context): ...\n")
+    config = (project / "train.toml").read_text().replace('class = "spelling:Spell"\n', "")
+    (project / "train.toml").write_text(config)
+    with pytest.raises(ConfigError, match="takes no options"):
+        make_plan('runtime="own:create"', "episode.options={a=1}")

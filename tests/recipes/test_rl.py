@@ -41,6 +41,7 @@ class Notebook:
     rollouts: list[RolloutRow] = field(default_factory=list)
     steps: list[StepRow] = field(default_factory=list)
     evaluations: list[EvaluationRow] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     ended: list[tuple[RunStatus, dict[str, int], str | None]] = field(default_factory=list)
 
     def run_started(self, row: RunRow) -> None:
@@ -61,7 +62,8 @@ class Notebook:
     def evaluation(self, row: EvaluationRow) -> None:
         self.evaluations.append(row)
 
-    def note(self, level: Level, text: str) -> None: ...
+    def note(self, level: Level, text: str) -> None:
+        self.notes.append(f"{level}: {text}")
 
     def run_ended(
         self, status: RunStatus, counts: dict[str, int], reason: str | None = None
@@ -292,3 +294,5 @@ async def test_failed_attempts_are_never_zeros(runnable) -> None:
     assert row.metrics["attempts/trained"] == 3
     assert row.metrics["reward/mean"] == pytest.approx(1 / 3)
     assert {r.reward for r in notebook.rollouts if r.fate is Fate.FAILED} == {None}
+    (note,) = notebook.notes
+    assert "discarded/failed: run: ServiceUnavailable: down" in note

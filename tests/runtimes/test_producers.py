@@ -34,9 +34,9 @@ def test_a_producer_is_found_by_its_name() -> None:
     assert producers.get("judge") is judge
 
 
-def test_an_unknown_producer_is_refused_with_the_table_to_add() -> None:
+def test_an_unknown_producer_is_refused_with_those_that_there_are() -> None:
     producers = Producers(policy(MAIN), {"judge": policy("judge")})
-    with pytest.raises(EpisodeError, match=r"\(it has main, judge\): add \[producers.critic\]"):
+    with pytest.raises(EpisodeError, match="the run has main, judge: use one of them"):
         producers.get("critic")
 
 

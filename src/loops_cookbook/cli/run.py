@@ -48,6 +48,7 @@ def run(
     folder = new_run_folder(loaded.output_dir, loaded.working_directory)
     typer.echo(f"run: {folder.root}", err=True)
     typer.echo(f"config: {loaded.path}", err=True)
+    typer.echo("policy: lasts as long as the run; this version saves no checkpoints", err=True)
     _carry_out(plan, folder, warnings_of(plan, os.environ))
 
 

@@ -33,6 +33,9 @@ RuntimeFactory = Callable[[RuntimeContext], Runtime]
 Tasks = Sequence[Task[BaseModel]]
 
 
+_WEIGHTS = ("*.safetensors", "*.bin")
+
+
 class AnyTask(BaseModel):
     """What a tasks file must hold for a runtime that names no task model: JSON objects."""
 
@@ -202,6 +205,11 @@ def _model_limit(config: RLConfig, model: ModelSource, scope: Chosen) -> int | N
             f"model.name: the embedded engine needs a folder, and {model.name!r} is a hub id; "
             "download it and name its folder, or name a bundled model such as models/counting"
         )
+    if not any(any(model.directory.glob(pattern)) for pattern in _WEIGHTS):
+        raise ModelError(
+            f"model.name: {model.directory} holds a config.json and no weights "
+            f"({', '.join(_WEIGHTS)}); name a folder that has both"
+        )
     limit = _longest(model.directory / "config.json")
     wanted = config.model.max_seq_len
     if limit is not None and wanted > limit:
@@ -230,6 +238,7 @@ def _user_code(loaded: LoadedConfig) -> UserCode:
         getattr(factory, "options_model", None), config.runtime_options, place=("runtime_options",)
     )
     if config.episode.class_ is None:
+        loaded.options(None, config.episode.options, place=("episode", "options"))
         task_model = getattr(factory, "task_model", AnyTask)
         return UserCode(factory, options, None, None, task_model)
     episode_class = import_class(

@@ -16,14 +16,12 @@ from anyio.abc import ObjectReceiveStream
 from loops_cookbook.attempts import Attempt, Fate, Group
 from loops_cookbook.errors import LoopsError, NoLearningSignal
 from loops_cookbook.learning.batches import Batch, Batcher, JudgedGroup
-from loops_cookbook.learning.losses import resolve_options
-from loops_cookbook.learning.schedules import Schedule, learning_rate
 from loops_cookbook.recipes.evaluation import evaluate, is_due
 from loops_cookbook.recipes.metrics import MetricRow, RunMetrics, UpdateFacts, fates
 from loops_cookbook.recipes.plan import Plan
+from loops_cookbook.recipes.rules import adam_params, attempt_context, loss_spec, schedule_rules
 from loops_cookbook.recipes.scores import evaluation_metrics
 from loops_cookbook.records import (
-    TRAIN,
     EvaluationRow,
     GroupRow,
     Recorder,
@@ -33,13 +31,10 @@ from loops_cookbook.records import (
     StepRow,
 )
 from loops_cookbook.rollouts.keeper import Keeper, open_keeper
-from loops_cookbook.rollouts.limits import Limits
-from loops_cookbook.rollouts.scheduler import Scheduler, ScheduleRules
-from loops_cookbook.rollouts.staleness import Gate
-from loops_cookbook.rollouts.trial import AttemptContext, AttemptRules, SamplingTerms
+from loops_cookbook.rollouts.scheduler import Scheduler
 from loops_cookbook.rollouts.watchdog import watch_event_loop
 from loops_cookbook.runtimes.base import Runtime
-from loops_cookbook.services.base import AdamParams, LossSpec, Service, ServiceFactory
+from loops_cookbook.services.base import Service, ServiceFactory
 
 
 async def run_rl(
@@ -128,8 +123,8 @@ class RLRun:
         self._service = service
         self._recorder = recorder
         self._metrics = RunMetrics()
-        self._context = _attempt_context(plan, runtime, keeper, recorder)
-        self._scheduler = Scheduler(self._context, plan.tasks, _schedule_rules(plan))
+        self._context = attempt_context(plan, runtime, keeper, recorder)
+        self._scheduler = Scheduler(self._context, plan.tasks, schedule_rules(plan))
         training = plan.config.training
         self._batcher = Batcher(
             training.groups_per_update,
@@ -137,11 +132,13 @@ class RLRun:
             advantage=training.advantage,
             aggregation=training.loss_aggregation,
         )
-        self._loss = _loss(plan, service)
+        self._loss = loss_spec(plan, service)
         self._batches: deque[Batch] = deque()
         """Full, and not applied yet."""
         self._applied: list[tuple[Attempt, Fate]] = []
         """Of a batch that was applied and is in no row yet."""
+        self._losses: set[tuple[Fate, str | None]] = set()
+        """The ways in which attempts were lost so far."""
         self._update = 0
         """Updates applied so far."""
         self._version = 0
@@ -205,6 +202,7 @@ class RLRun:
         return bool(self._batches)
 
     def _note_group(self, judged: JudgedGroup) -> None:
+        self._warn_of_losses(judged.group)
         self._recorder.group_settled(
             GroupRow.of(judged.group, judged.rejection, update=self._update + 1)
         )
@@ -212,9 +210,23 @@ class RLRun:
             self._recorder.fates(_rows(_fates(judged)))
             self._scheduler.rejected(judged.group.serial)
 
+    def _warn_of_losses(self, group: Group) -> None:
+        """Tell of the first attempt that is lost in each way; rollouts.jsonl has all of them."""
+        for attempt in group.attempts:
+            lost = attempt.discarded
+            if lost is None or (kind := (lost.fate, lost.exception)) in self._losses:
+                continue
+            self._losses.add(kind)
+            self._recorder.note(
+                "warning",
+                f"attempt {attempt.index} of group {group.serial} (task {group.task!r}) is "
+                f"{lost.fate}: {lost.detail}; more of this kind are only counted, and named in "
+                "rollouts.jsonl",
+            )
+
     async def _train_on_next(self) -> None:
         batch, update = self._batches[0], self._update + 1
-        adam, key = _adam(self._plan, update), f"update-{update}"
+        adam, key = adam_params(self._plan, update), f"update-{update}"
         began = anyio.current_time()
         trainer = self._service.trainer
         result = await trainer.train(batch.datums, self._loss, adam, key=key)
@@ -276,71 +288,6 @@ def _ending(error: BaseException) -> tuple[RunStatus, str]:
     if isinstance(error, Exception):
         return "failed", f"a bug of loops-cookbook: {type(error).__name__}: {error}"
     return "interrupted", "stopped by a signal"
-
-
-def _attempt_context(
-    plan: Plan, runtime: Runtime, keeper: Keeper, recorder: Recorder
-) -> AttemptContext:
-    config = plan.config
-
-    def ended(attempt: Attempt) -> None:
-        recorder.attempt_ended(attempt, TRAIN)
-
-    return AttemptContext(
-        runtime=runtime,
-        limits=Limits(config.sampling_slots, config.grading_slots, config.concurrency.start_ahead),
-        keeper=keeper,
-        rules=AttemptRules(
-            plan.clocks, config.model.max_seq_len, config.training.max_rollout_retries
-        ),
-        terms=SamplingTerms(
-            plan.params, config.training.seed, config.sampling.max_attempt_tokens, TRAIN
-        ),
-        on_end=ended,
-    )
-
-
-def _schedule_rules(plan: Plan) -> ScheduleRules:
-    training = plan.config.training
-    return ScheduleRules(
-        group_size=training.group_size,
-        gate=Gate(training.groups_per_update, updates=training.updates),
-        seed=training.seed,
-        epochs=training.epochs,
-        shuffle=training.shuffle,
-    )
-
-
-def _adam(plan: Plan, update: int) -> AdamParams:
-    training = plan.config.training
-    schedule = Schedule(
-        training.learning_rate, planned_updates(plan), training.schedule, training.warmup
-    )
-    return AdamParams(
-        learning_rate=learning_rate(schedule, update - 1),
-        beta1=training.adam.beta1,
-        beta2=training.adam.beta2,
-        eps=training.adam.eps,
-        weight_decay=training.weight_decay,
-        grad_clip_norm=training.grad_clip,
-    )
-
-
-def planned_updates(plan: Plan) -> int:
-    """How many updates a run makes: exactly, or with `epochs` at most."""
-    training = plan.config.training
-    if training.updates is not None:
-        return training.updates
-    groups = len(plan.tasks) * (training.epochs or 1)
-    return -(-groups // training.groups_per_update)
-
-
-def _loss(plan: Plan, service: Service) -> LossSpec:
-    training, temperature = plan.config.training, plan.config.sampling.temperature
-    options = dict(resolve_options(training.loss, training.loss_options))
-    if service.temperature_in_loss and temperature != 1:
-        options["temperature"] = temperature
-    return LossSpec(training.loss, options)
 
 
 def _fates(judged: JudgedGroup) -> list[tuple[Attempt, Fate]]:

@@ -77,9 +77,14 @@ def reward_of(value: object, *, whose: str) -> float:
     if is_number and -LARGEST_REWARD <= cast(float, value) <= LARGEST_REWARD:
         return float(cast(float, value))
     raise GradeError(
-        f"the grader returned {found(value)} for {whose}: return a finite number"
+        f"the grader returned {returned(value)} for {whose}: return a finite number"
         + ("" if is_number else ", as a float, int, bool or numpy scalar")
     )
+
+
+def returned(value: object) -> str:
+    """What Python code returned, as Python writes it."""
+    return str(value) if value is None or isinstance(value, bool) else found(value)
 
 
 def rewards_of(value: object, *, whose: Sequence[str], group: str) -> tuple[float, ...]:
@@ -92,7 +97,7 @@ def rewards_of(value: object, *, whose: Sequence[str], group: str) -> tuple[floa
         value = cast(object, value.tolist())
     if isinstance(value, str | bytes) or not isinstance(value, Sequence):
         raise GradeError(
-            f"grade_group returned {found(value)} for {group}: return one number for each attempt"
+            f"grade_group returned {returned(value)} for {group}: return one number for each attempt"
         )
     values = cast(Sequence[object], value)
     if len(values) != len(whose):

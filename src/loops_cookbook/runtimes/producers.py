@@ -65,6 +65,6 @@ class Producers:
         except KeyError:
             known = ", ".join([MAIN, *sorted(self.others)])
             raise EpisodeError(
-                f"an episode asked for the producer {name!r}, which the config does not have "
-                f"(it has {known}): add [producers.{name}]"
+                f"an episode asked for the producer {name!r}, and the run has {known}: use one of "
+                "them"
             ) from None

@@ -1,0 +1,83 @@
+"""What a plan says to the schedule and to the trainer, as the records that they take."""
+
+from loops_cookbook.attempts import Attempt
+from loops_cookbook.learning.losses import resolve_options
+from loops_cookbook.learning.schedules import Schedule, learning_rate
+from loops_cookbook.recipes.plan import Plan
+from loops_cookbook.records import TRAIN, Recorder
+from loops_cookbook.rollouts.keeper import Keeper
+from loops_cookbook.rollouts.limits import Limits
+from loops_cookbook.rollouts.scheduler import ScheduleRules
+from loops_cookbook.rollouts.staleness import Gate
+from loops_cookbook.rollouts.trial import AttemptContext, AttemptRules, SamplingTerms
+from loops_cookbook.runtimes.base import Runtime
+from loops_cookbook.services.base import AdamParams, LossSpec, Service
+
+
+def attempt_context(
+    plan: Plan, runtime: Runtime, keeper: Keeper, recorder: Recorder
+) -> AttemptContext:
+    """What the training attempts share."""
+    config = plan.config
+
+    def ended(attempt: Attempt) -> None:
+        recorder.attempt_ended(attempt, TRAIN)
+
+    return AttemptContext(
+        runtime=runtime,
+        limits=Limits(config.sampling_slots, config.grading_slots, config.concurrency.start_ahead),
+        keeper=keeper,
+        rules=AttemptRules(
+            plan.clocks, config.model.max_seq_len, config.training.max_rollout_retries
+        ),
+        terms=SamplingTerms(
+            plan.params, config.training.seed, config.sampling.max_attempt_tokens, TRAIN
+        ),
+        on_end=ended,
+    )
+
+
+def schedule_rules(plan: Plan) -> ScheduleRules:
+    """How many groups, of what, in which order."""
+    training = plan.config.training
+    return ScheduleRules(
+        group_size=training.group_size,
+        gate=Gate(training.groups_per_update, updates=training.updates),
+        seed=training.seed,
+        epochs=training.epochs,
+        shuffle=training.shuffle,
+    )
+
+
+def adam_params(plan: Plan, update: int) -> AdamParams:
+    """The optimizer's settings for an update, counted from 1."""
+    training = plan.config.training
+    schedule = Schedule(
+        training.learning_rate, planned_updates(plan), training.schedule, training.warmup
+    )
+    return AdamParams(
+        learning_rate=learning_rate(schedule, update - 1),
+        beta1=training.adam.beta1,
+        beta2=training.adam.beta2,
+        eps=training.adam.eps,
+        weight_decay=training.weight_decay,
+        grad_clip_norm=training.grad_clip,
+    )
+
+
+def planned_updates(plan: Plan) -> int:
+    """How many updates a run makes: exactly, or with `epochs` at most."""
+    training = plan.config.training
+    if training.updates is not None:
+        return training.updates
+    groups = len(plan.tasks) * (training.epochs or 1)
+    return -(-groups // training.groups_per_update)
+
+
+def loss_spec(plan: Plan, service: Service) -> LossSpec:
+    """The loss, and the sampling temperature where the trainer takes it."""
+    training, temperature = plan.config.training, plan.config.sampling.temperature
+    options = dict(resolve_options(training.loss, training.loss_options))
+    if service.temperature_in_loss and temperature != 1:
+        options["temperature"] = temperature
+    return LossSpec(training.loss, options)
