@@ -5,6 +5,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# The same examples on every machine, and no clock on them: machines differ.
+settings.register_profile("loops", deadline=None, derandomize=True)
+settings.load_profile("loops")
 
 ROOT = Path(__file__).parents[1]
 BUNDLED = (ROOT / "examples", ROOT / "patterns")

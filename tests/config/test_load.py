@@ -69,7 +69,8 @@ def test_every_fault_is_told_with_its_file_and_key(project: Path) -> None:
     text = LEAST + '[training]\nupdates = "many"\ngroup_sise = 4\nloss = "none"\n'
     assert refusal(text) == [
         "own/train.toml: training.updates: found 'many'; use a whole number",
-        "own/train.toml: training.loss: found 'none'; use 'cispo', 'ppo' or 'importance_sampling'",
+        "own/train.toml: training.loss: found 'none'; use 'cispo', 'ppo', 'importance_sampling', "
+        "'dro' or 'dppo'",
         "own/train.toml: training.group_sise: unknown key; did you mean group_size?",
     ]
 

@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from loops_cookbook.config.rl import RLConfig, TrainingTable
-from loops_cookbook.learning.losses import LOSSES
+from loops_cookbook.learning.losses import LOSSES, PULLING_LOSSES
 from loops_cookbook.problems import problems_in
 
 Document = dict[str, dict[str, object]]
@@ -86,6 +86,17 @@ def test_the_options_of_a_loss_are_those_it_has() -> None:
     for training in refused:
         (said,) = told(training=training)
         assert said.startswith("training.loss_options: ")
+
+
+def test_losses_with_a_pull_take_sums_only() -> None:
+    for loss in PULLING_LOSSES:
+        assert loaded(training={"loss": loss}).training.loss == loss
+        (said,) = told(training={"loss": loss, "loss_aggregation": "token_mean"})
+        assert said == (
+            f"training.loss_aggregation: found 'token_mean'; use 'sum' with {loss}: the others "
+            "divide advantages, and its pull to the sampling policy would outweigh what is left"
+        )
+    assert loaded(training={"loss": "ppo", "loss_aggregation": "token_mean"})
 
 
 def test_a_mode_that_does_not_exist_is_refused_with_the_one_that_does() -> None:

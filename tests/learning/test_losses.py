@@ -9,11 +9,15 @@ from hypothesis.extra.numpy import arrays
 
 from loops_cookbook.learning.losses import (
     LOSSES,
+    PULLING_LOSSES,
     cispo,
     clipped,
     cross_entropy,
+    dppo,
+    dro,
     find_loss,
     importance_sampling,
+    masked,
     ppo,
     resolve_options,
 )
@@ -62,6 +66,32 @@ def test_cispo_bounds_the_factor_and_keeps_every_gradient() -> None:
     assert value.gradient == pytest.approx([-1.2, 0.8, -2.2])
 
 
+def test_dro_is_the_weighted_log_likelihood_less_a_squared_distance() -> None:
+    value = dro(np.array([-1.0, -1.0]), np.array([-1.0, -3.0]), np.array([2.0, -1.0]), beta=0.5)
+    assert value.total == pytest.approx(2.0 - (1.0 - 0.25 * 4))
+    assert value.gradient == pytest.approx([-2.0, 1.0 + 0.5 * 2])
+
+
+def test_dppo_drops_tokens_whose_probability_moved_too_far_with_their_advantage() -> None:
+    new, old = np.array([0.9, 0.9, 0.1, 0.1, 0.6]), np.array([0.5, 0.5, 0.5, 0.5, 0.5])
+    advantages = np.array([1.0, -1.0, 1.0, -1.0, 2.0])
+    value = dppo(np.log(new), np.log(old), advantages, kl_tau=0.0)
+    assert value.gradient == pytest.approx([0.0, 1.8, -0.2, 0.0, -2.4])
+    assert value.total == pytest.approx(1.8 - 0.2 - 2.4)
+    assert masked(np.log(new), np.log(old), advantages, 0.2, 0.2).tolist() == [
+        *(True, False, False, True, False)
+    ]
+
+
+def test_dppo_scales_advantages_and_pulls_every_trained_token_back() -> None:
+    ratio, advantages = np.array([1.1, 3.0]), np.array([1.0, 1.0])
+    old = np.log([0.5, 0.3])
+    value = dppo(old + np.log(ratio), old, advantages, adv_tau=2.0, kl_tau=0.1)
+    moved = np.log(ratio)
+    assert value.total == pytest.approx(-2.2 + 0.1 * (moved**2).sum())
+    assert value.gradient == pytest.approx([-2.2 + 0.2 * moved[0], 0.2 * moved[1]])
+
+
 @settings(deadline=None)
 @given(numbers(-3, 0), numbers(-3, 0), numbers(-2, 2))
 def test_gradients_are_the_slopes_of_the_losses(
@@ -77,6 +107,7 @@ def test_gradients_are_the_slopes_of_the_losses(
             lambda p: importance_sampling(p, sampler, factors).total,
         ),
         (cispo(logprobs, sampler, factors), lambda p: -(held * factors * p).sum()),
+        (dro(logprobs, sampler, factors), lambda p: dro(p, sampler, factors).total),
     )
     for value, function in smooth:
         assert value.gradient == pytest.approx(slope(function, logprobs), rel=1e-3, abs=1e-4)
@@ -84,12 +115,17 @@ def test_gradients_are_the_slopes_of_the_losses(
     expected = slope(lambda p: ppo(p, sampler, factors).total, logprobs)
     found = ppo(logprobs, sampler, factors).gradient
     assert found[~is_kink] == pytest.approx(expected[~is_kink], rel=1e-3, abs=1e-4)
+    rise = np.exp(logprobs) - np.exp(sampler)
+    is_jump = np.abs(np.abs(rise) - 0.2) < 1e-3
+    expected = slope(lambda p: dppo(p, sampler, factors, kl_tau=0.5).total, logprobs)
+    found = dppo(logprobs, sampler, factors, kl_tau=0.5).gradient
+    assert found[~is_jump] == pytest.approx(expected[~is_jump], rel=1e-3, abs=1e-4)
 
 
 @settings(deadline=None)
 @given(numbers(-3, 0), numbers(-3, 0))
 def test_a_position_without_advantage_adds_nothing(logprobs: Floats, sampler: Floats) -> None:
-    for function in (importance_sampling, ppo, cispo):
+    for function in (importance_sampling, ppo, cispo, dro, dppo):
         value = function(logprobs, sampler, np.zeros(4))
         assert value.total == 0
         assert not value.gradient.any()
@@ -122,6 +158,17 @@ def test_options_default_as_the_wire_says() -> None:
     }
     assert resolve_options("importance_sampling", {}) == {}
     assert resolve_options("cross_entropy", {}) == {"skip_token_normalization": False}
+    assert resolve_options("dro", None) == {"beta": 0.05}
+    assert resolve_options("dppo", {"adv_tau": 2}) == {
+        "dppo_mask_high": 0.2,
+        "dppo_mask_low": 0.2,
+        "adv_tau": 2.0,
+        "kl_tau": 1e-3,
+    }
+
+
+def test_losses_that_pull_are_losses() -> None:
+    assert set(PULLING_LOSSES) <= set(LOSSES)
 
 
 def test_temperature_is_an_option_of_the_embedded_trainer_alone() -> None:
@@ -144,6 +191,9 @@ def test_temperature_is_an_option_of_the_embedded_trainer_alone() -> None:
         ("ppo", {"clip_high_threshold": 0.2}, "clip_low_threshold 0.8 and clip_high_threshold 0.2"),
         ("ppo", {"clip_low_threshold": -0.2}, "clip_low_threshold -0.2"),
         ("ppo", {"temperature": 0}, "temperature 0.0"),
+        ("dro", {"beta": -1}, "option 'beta' of loss 'dro' is -1.0: give 0 or more"),
+        ("dppo", {"dppo_mask_low": -0.2}, "option 'dppo_mask_low' .* is -0.2: give 0 or more"),
+        ("dppo", {"beta": 0.1}, "unknown option 'beta' of loss 'dppo': it takes dppo_mask_high"),
         ("cross_entropy", {"skip_token_normalization": 1}, "is 1: give true or false"),
     ],
 )

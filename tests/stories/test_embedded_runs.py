@@ -173,6 +173,7 @@ def test_an_engine_does_not_outlive_a_command_that_is_killed(
     process = start("training.updates=100000", *SMALL[1:])
     wait_for(lambda: bool(list(tmp_path.glob("runs/counting/*/steps.jsonl"))))
     folder = run_folder(tmp_path)
+    wait_for(lambda: len(rows(folder / "steps.jsonl")) > 1)
     engine = engine_pid(folder)
     process.kill()
     process.wait()

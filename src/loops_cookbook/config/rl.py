@@ -13,7 +13,7 @@ from pydantic import Field, field_validator, model_validator
 from loops_cookbook.config.base import Count, Seconds, StrictModel, Text
 from loops_cookbook.config.shared import ComputeTable, ModelTable, OutputTable, SamplingTable
 from loops_cookbook.learning.datums import Aggregation
-from loops_cookbook.learning.losses import resolve_options
+from loops_cookbook.learning.losses import PULLING_LOSSES, resolve_options
 from loops_cookbook.problems import Problem
 
 DEFAULT_RUNTIME = "loops_cookbook.episodes:create_runtime"
@@ -76,12 +76,16 @@ class TrainingTable(StrictModel):
     warmup: Annotated[int, Field(ge=0)] = 0
     """Updates over which the learning rate rises from 0."""
 
-    loss: Literal["cispo", "ppo", "importance_sampling"] = "cispo"
-    """The policy-gradient loss."""
+    loss: Literal["cispo", "ppo", "importance_sampling", "dro", "dppo"] = "cispo"
+    """The policy's loss. `dro` and `dppo` also pull the policy back to the one that sampled, and
+    need `loss_aggregation = "sum"`."""
 
     loss_options: dict[str, object] = Field(default_factory=dict[str, object])
     """Options of the loss. `cispo` and `ppo`: `clip_low_threshold` (0.8) and `clip_high_threshold`
-    (1.2), both bounds of the ratio itself."""
+    (1.2), both bounds of the ratio itself. `dro`: `beta` (0.05), the strength of the pull. `dppo`:
+    `dppo_mask_high` (0.2) and `dppo_mask_low` (0.2), how far a token's probability may have risen
+    or fallen before its advantage no longer counts; `adv_tau` (1.0), which scales advantages;
+    `kl_tau` (0.001), the strength of the pull."""
 
     loss_aggregation: Aggregation = "sum"
     """How the losses of a batch's tokens become one: `sum`; `token_mean`, divided by the number of
@@ -133,13 +137,19 @@ class TrainingTable(StrictModel):
         return size
 
     def broken_rules(self) -> Iterator[Problem]:
-        """The run's length is said once, warmup ends within it, the loss knows its options."""
+        """The run's length is said once, warmup ends within it, the loss can be what is asked."""
         if self.updates is not None and self.epochs is not None:
             yield Problem(("epochs",), "set beside updates; keep one of the two")
         elif self.updates is not None and self.warmup > self.updates:
             yield Problem(
                 ("warmup",),
                 f"found {self.warmup}, more than the run's {self.updates} updates; use fewer",
+            )
+        if self.loss in PULLING_LOSSES and self.loss_aggregation != "sum":
+            yield Problem(
+                ("loss_aggregation",),
+                f"found {self.loss_aggregation!r}; use 'sum' with {self.loss}: the others divide "
+                "advantages, and its pull to the sampling policy would outweigh what is left",
             )
         try:
             resolve_options(self.loss, self.loss_options)

@@ -3,7 +3,9 @@
 A loss is a sum over positions. At each position `logprob` is the trainer's log-probability of
 the target and is what the gradient is taken of; the rest is data. A supervised loss carries a
 weight for each position. A policy loss carries the sampler's log-probability and an advantage;
-ratio = exp(logprob - sampler's), and a position whose advantage is 0 adds nothing.
+ratio = exp(logprob - sampler's), and a position whose advantage is 0 adds nothing: that is how
+the wire tells what isn't trained, so losses that pull the policy back to the sampler (dro, dppo)
+don't pull there either.
 
 `LOSSES` is the one table that a config and a trainer are checked against. The functions are the
 reference that a fast implementation must equal, values and gradients. They work in float64.
@@ -51,10 +53,22 @@ LOSSES: Mapping[str, Loss] = MappingProxyType(
             Loss("importance_sampling", "policy"),
             Loss("ppo", "policy", _CLIPS),
             Loss("cispo", "policy", _CLIPS),
+            Loss("dro", "policy", {"beta": 0.05}),
+            Loss(
+                "dppo",
+                "policy",
+                {"dppo_mask_high": 0.2, "dppo_mask_low": 0.2, "adv_tau": 1.0, "kl_tau": 1e-3},
+            ),
         )
     }
 )
 """Every loss that can be asked for, by its name on the wire."""
+
+PULLING_LOSSES = ("dro", "dppo")
+"""Losses with a term that no advantage scales: dividing advantages would change what they weigh
+against it, and so what is learnt, not only how fast."""
+
+_NOT_NEGATIVE = ("beta", "dppo_mask_high", "dppo_mask_low", "adv_tau", "kl_tau")
 
 
 def find_loss(name: str) -> Loss:
@@ -102,6 +116,11 @@ def resolve_options(
             f"loss {name!r} has temperature {resolved['temperature']!r}: give the sampler's, above "
             "0 (greedy completions are not trained)"
         )
+    for option in _NOT_NEGATIVE:
+        if resolved.get(option, 0.0) < 0.0:
+            raise ValueError(
+                f"option {option!r} of loss {name!r} is {resolved[option]!r}: give 0 or more"
+            )
     return resolved
 
 
@@ -186,6 +205,68 @@ def cispo(
     ratio = _ratio(logprobs, sampler_logprobs)
     factor = ratio.clip(clip_low_threshold, clip_high_threshold) * advantages
     return LossValue(float(-(factor * logprobs).sum()), -factor)
+
+
+def dro(
+    logprobs: FloatArray,
+    sampler_logprobs: FloatArray,
+    advantages: FloatArray,
+    *,
+    beta: float = 0.05,
+) -> LossValue:
+    """-sum(advantage * logprob - beta / 2 * (logprob - sampler's)^2).
+
+    The ratio weighs nothing here, so it is meant for data of an older policy.
+
+    Source: the policy's part of DRO, Richemond et al. 2024 (arXiv:2405.19107), at each token, with
+    the sampler as the reference; scaled as in the Loops protocol.
+    """
+    logprobs, advantages = _float64(logprobs), _float64(advantages)
+    moved = logprobs - _float64(sampler_logprobs)
+    gained = advantages * logprobs - beta / 2 * moved**2
+    is_trained = advantages != 0
+    return LossValue(
+        float(-gained[is_trained].sum()), np.where(is_trained, beta * moved - advantages, 0.0)
+    )
+
+
+def dppo(
+    logprobs: FloatArray,
+    sampler_logprobs: FloatArray,
+    advantages: FloatArray,
+    *,
+    dppo_mask_high: float = 0.2,
+    dppo_mask_low: float = 0.2,
+    adv_tau: float = 1.0,
+    kl_tau: float = 1e-3,
+) -> LossValue:
+    """-sum(kept * adv_tau * advantage * ratio - kl_tau * (logprob - sampler's)^2).
+
+    Not kept is a token whose probability (not its ratio) rose by more than `dppo_mask_high` with an
+    advantage above 0, or fell by more than `dppo_mask_low` with one below. The pull back to the
+    sampler holds for every token.
+
+    Source: the mask is DPPO's for binary total variation, 2026 (arXiv:2602.04879); its sum with a
+    squared log-ratio is the default loss of prime-rl, whose names and defaults these are.
+    """
+    logprobs, advantages = _float64(logprobs), _float64(advantages)
+    moved = logprobs - _float64(sampler_logprobs)
+    is_masked = masked(logprobs, sampler_logprobs, advantages, dppo_mask_high, dppo_mask_low)
+    gained = np.where(is_masked, 0.0, adv_tau * advantages * np.exp(moved))
+    pulled = np.where(advantages != 0, kl_tau * moved, 0.0)
+    return LossValue(float((pulled * moved - gained).sum()), 2 * pulled - gained)
+
+
+def masked(
+    logprobs: FloatArray,
+    sampler_logprobs: FloatArray,
+    advantages: FloatArray,
+    high: float,
+    low: float,
+) -> npt.NDArray[np.bool_]:
+    """Where dppo drops the advantage: bool[...]."""
+    rise = np.exp(_float64(logprobs)) - np.exp(_float64(sampler_logprobs))
+    return ((rise > high) & (advantages > 0)) | ((rise < -low) & (advantages < 0))
 
 
 def clipped(

@@ -97,7 +97,7 @@ def rewards_of(value: object, *, whose: Sequence[str], group: str) -> tuple[floa
         value = cast(object, value.tolist())
     if isinstance(value, str | bytes) or not isinstance(value, Sequence):
         raise GradeError(
-            f"grade_group returned {returned(value)} for {group}: return one number for each attempt"
+            f"grade_group returned {returned(value)} for {group}: return a number for each attempt"
         )
     values = cast(Sequence[object], value)
     if len(values) != len(whose):

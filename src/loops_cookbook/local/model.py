@@ -1,0 +1,263 @@
+"""A causal language model from a local directory: loaded, given something to train, computed.
+
+A `Policy` owns the Hugging Face module and says which of its tensors are trained: those of a LoRA
+adapter on every linear layer but the output head, or every weight. Dropout is always off, so
+that trainer and sampler compute the same function. Contexts put other weights in for the length
+of a `with` block by exchanging storage, without copying, or let the blocks forget their
+activations and compute them again when the backward pass asks for them.
+"""
+
+import inspect
+import warnings
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import cast
+
+import peft
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.utils import logging as transformers_logging
+
+from loops_cookbook.errors import ModelError
+
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+def load_policy(
+    model_dir: Path, *, device: torch.device, dtype: torch.dtype, max_seq_len: int
+) -> "Policy":
+    """Load the model of a directory.
+
+    Raises:
+        ModelError: there is no causal language model that can be read, or its window is shorter
+            than `max_seq_len`.
+    """
+    if not (model_dir / "config.json").is_file():
+        raise ModelError(
+            f"no model in {model_dir}: give a directory with config.json and safetensors weights"
+        )
+    transformers_logging.disable_progress_bar()
+    try:
+        module = AutoModelForCausalLM.from_pretrained(
+            str(model_dir), dtype=dtype, local_files_only=True
+        )
+    except (OSError, ValueError, ImportError) as error:
+        reason = str(error).strip().split("\n")[0]
+        raise ModelError(f"the model in {model_dir} cannot be loaded: {reason}") from error
+    # Its own `to` is typed away by a decorator; the module's is the same.
+    nn.Module.to(module, device)
+    policy = Policy(
+        cast(PreTrainedModel, module), device=device, dtype=dtype, max_seq_len=max_seq_len
+    )
+    if policy.max_positions is not None and max_seq_len > policy.max_positions:
+        raise ModelError(
+            f"max_seq_len is {max_seq_len}, the model in {model_dir} has {policy.max_positions} "
+            "positions: give at most that many"
+        )
+    return policy
+
+
+class Policy:
+    """The module, the tensors that are trained, and the one way to its logits for training.
+
+    `trainable` is empty until `reset` says what to train.
+    """
+
+    def __init__(
+        self,
+        module: PreTrainedModel,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        max_seq_len: int,
+    ) -> None:
+        self.module = module.eval().requires_grad_(False)
+        self.device = device
+        self.dtype = dtype
+        self.max_seq_len = max_seq_len
+        self.trainable: list[nn.Parameter] = []
+        self._adapter: peft.PeftModel | None = None
+        self._initial: list[torch.Tensor] = []
+        head = module.get_output_embeddings()
+        if head is None:
+            raise ModelError(f"{type(module).__name__} has no output head: it is no causal model")
+        self._head = head
+        embeddings = cast(nn.Embedding, module.get_input_embeddings())
+        self.vocab_size = int(embeddings.num_embeddings)
+        self.parameters = sum(parameter.numel() for parameter in module.parameters())
+        text = module.config.get_text_config()
+        self.max_positions: int | None = getattr(text, "max_position_embeddings", None)
+        self.eos_ids = _eos_ids(module)
+        self._blocks = [
+            block for block in module.modules() if isinstance(block, GradientCheckpointingLayer)
+        ]
+        names = inspect.signature(module.forward).parameters
+        # transformers renames the argument: `past_key_values` is deprecated and goes in 5.40.
+        self.cache_argument = "cache" if "cache" in names else "past_key_values"
+
+    def reset(self, lora_rank: int, *, lora_alpha: float, seed: int) -> None:
+        """Back to the loaded weights, with a fresh adapter of this rank, or (0) none.
+
+        Raises:
+            ModelError: every weight is to be trained in a dtype too coarse for small updates.
+        """
+        if lora_rank == 0 and self.dtype != torch.float32:
+            raise ModelError(
+                f"lora_rank 0 trains every weight, and in {self.dtype} small updates are rounded "
+                "away: use dtype float32, or a lora_rank above 0"
+            )
+        self._unload()
+        if lora_rank == 0:
+            self.module.requires_grad_(True)
+            self.trainable = list(self.module.parameters())
+            self._initial = copies(self.trainable)
+            return
+        config = peft.LoraConfig(
+            r=lora_rank,
+            # typed as an integer there, used as a factor
+            lora_alpha=cast(int, lora_alpha),
+            target_modules="all-linear",
+            task_type=peft.TaskType.CAUSAL_LM,
+        )
+        with (
+            torch.random.fork_rng([self.device] if self.device.type == "cuda" else []),
+            warnings.catch_warnings(),
+        ):
+            # peft asks transformers by a name that is going away.
+            warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
+            torch.manual_seed(seed)
+            self._adapter = cast(peft.PeftModel, peft.get_peft_model(self.module, config))
+        self._adapter.eval()
+        self.trainable = [p for p in self.module.parameters() if p.requires_grad]
+
+    def logits_at(
+        self,
+        ids: torch.Tensor,
+        lines: torch.Tensor,
+        columns: torch.Tensor,
+        *,
+        positions: torch.Tensor | None = None,
+        ends: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Logits after some positions of lines that are padded at their end.
+
+        The head is handed those positions only. A hook does that, so that whatever a model does
+        to its logits afterwards (scaling, capping) is done here too.
+
+        Args:
+            ids: int64[B, T]
+            lines, columns: int64[M], the positions.
+            positions, ends: int64[B, T], both or neither. Column j stands at `positions[j]` and is
+                seen from the columns j to `ends[j]` - 1. Without them each line is one row.
+
+        Returns:
+            float32[M, V].
+        """
+
+        def pick(_: nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+            return (inputs[0][lines, columns],)
+
+        given = {"input_ids": ids, "use_cache": False}
+        if ends is not None:
+            # Both in full, since transformers guesses at rows where only positions are given.
+            given |= {"attention_mask": _mask(ends, self.dtype), "position_ids": positions}
+        hook = self._head.register_forward_pre_hook(pick)
+        try:
+            output = self.module(**given)
+        finally:
+            hook.remove()
+        return cast(torch.Tensor, output.logits).float()
+
+    @property
+    def can_recompute(self) -> bool:
+        """Whether `recomputing` does anything: the model says which its blocks are."""
+        return bool(self._blocks)
+
+    @contextmanager
+    def recomputing(self) -> Generator[None]:
+        """Keep the blocks' inputs only, of what is computed in the `with` block.
+
+        The backward pass, which may come later, computes their activations again (gradient
+        checkpointing). The library's own switch works in training mode alone, with dropout.
+        """
+        for block in self._blocks:
+            block.forward = partial(
+                checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False
+            )
+        try:
+            yield
+        finally:
+            for block in self._blocks:
+                del block.forward
+
+    @contextmanager
+    def holding(self, tensors: Sequence[torch.Tensor]) -> Generator[None]:
+        """Compute with these in the place of the trainable tensors, for the `with` block."""
+        held = [parameter.data for parameter in self.trainable]
+        _put(self.trainable, tensors)
+        try:
+            yield
+        finally:
+            _put(self.trainable, held)
+
+    @contextmanager
+    def untrained(self) -> Generator[None]:
+        """Compute with the weights as they were loaded, for the `with` block."""
+        if self._adapter is None:
+            with self.holding(self._initial):
+                yield
+        else:
+            with self._adapter.disable_adapter():
+                yield
+
+    def _unload(self) -> None:
+        if self._adapter is not None:
+            self._adapter.unload()
+            self._adapter = None
+        if self._initial:
+            with torch.no_grad():
+                for parameter, initial in zip(self.trainable, self._initial, strict=True):
+                    parameter.copy_(initial)
+        self._initial = []
+        for parameter in self.module.parameters():
+            parameter.grad = None
+        self.module.requires_grad_(False)
+
+
+def copies(parameters: Sequence[nn.Parameter]) -> list[torch.Tensor]:
+    """The values of some parameters, as they are now."""
+    return [parameter.detach().clone() for parameter in parameters]
+
+
+def _put(parameters: Sequence[nn.Parameter], tensors: Sequence[torch.Tensor]) -> None:
+    for parameter, tensor in zip(parameters, tensors, strict=True):
+        parameter.data = tensor
+
+
+def _mask(ends: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """[B, 1, T, T], added to attention scores: 0 where a column (last) is seen, else the least."""
+    columns = torch.arange(ends.shape[1], device=ends.device)
+    viewers = columns[:, None]
+    is_seen = (viewers >= columns) & (viewers < ends[:, None, None, :])
+    least = torch.full((), torch.finfo(dtype).min, dtype=dtype, device=ends.device)
+    return torch.where(is_seen, torch.zeros_like(least), least)
+
+
+def _eos_ids(module: PreTrainedModel) -> frozenset[int]:
+    """The ids that end a sequence, from the generation config, else from the model's config."""
+    for config in (getattr(module, "generation_config", None), module.config.get_text_config()):
+        found = getattr(config, "eos_token_id", None)
+        if isinstance(found, int):
+            return frozenset({found})
+        if found:
+            return frozenset(int(token) for token in found)
+    return frozenset()

@@ -1,0 +1,257 @@
+"""The routes of a trainer and of its sampler, over one worker.
+
+Each handler checks a request, hands it to the worker and writes the answer. What is refused is
+raised as `BadRequest` or `WireError`; the app makes 422 of both.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias, TypeVar
+from urllib.parse import quote
+
+import anyio
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from loops_cookbook.local.answers import json_answer, read_body, refusal, while_connected
+from loops_cookbook.local.decode import job_of, rows_of
+from loops_cookbook.local.errors import BadRequest
+from loops_cookbook.local.operations import Operation, Operations
+from loops_cookbook.local.requests import LossOutput
+from loops_cookbook.local.worker import Drawn, NotServed, Worker
+from loops_cookbook.services.bodies import (
+    Accepted,
+    ForwardBackward,
+    InitTrainer,
+    InitTrainerResult,
+    OptimStep,
+    OptimStepResult,
+    Sample,
+    SaveForSampler,
+    SaveForSamplerResult,
+    read,
+    write,
+)
+from loops_cookbook.services.wire import POLICY_VERSION, output_json, samples_json
+
+MAX_KEY_CHARACTERS = 256
+
+TrainerBodyT = TypeVar("TrainerBodyT", InitTrainer, ForwardBackward, OptimStep, SaveForSampler)
+Work: TypeAlias = Callable[[], bytes]
+"""What the engine's thread runs for an operation; returns the result's JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the server bounds."""
+
+    hold_seconds: float = 30.0
+    """How long a poll, or a sample that waits for a version, is held before it is told 408."""
+    max_body_bytes: int = 64 * 1024 * 1024
+
+
+class Trainer:
+    """The trainer's routes, and which run it trains."""
+
+    def __init__(self, worker: Worker, operations: Operations, limits: Limits) -> None:
+        self._worker = worker
+        self._engine = worker.engine
+        self._operations = operations
+        self._limits = limits
+        self._has_begun = False
+        self._run_id: str | None = None
+
+    def routes(self) -> list[Route]:
+        """Every route of a trainer that this server has."""
+        return [
+            Route("/health", self._health, methods=["GET"]),
+            Route("/policy_version", self._policy_version, methods=["GET"]),
+            Route("/operations/{operation_id:path}", self._poll, methods=["GET"]),
+            self._operation(InitTrainer, self._init, "init_trainer_server"),
+            self._operation(ForwardBackward, self._forward, "forward"),
+            self._operation(ForwardBackward, self._forward_backward, "forward_backward"),
+            self._operation(OptimStep, self._optim_step, "optim_step"),
+            self._operation(SaveForSampler, self._publish, "save_weights_for_sampler"),
+        ]
+
+    def check_run(self, run_id: str | None) -> None:
+        """Refuse a request of a run that another one replaced, or that has not begun."""
+        if not self._has_begun:
+            raise BadRequest("no run has begun here: send init_trainer_server first")
+        if run_id != self._run_id:
+            raise BadRequest(
+                f"run {run_id!r} is not trained here, {self._run_id!r} is: one engine serves one "
+                "run at a time, so begin with init_trainer_server or use another engine"
+            )
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a run was ever begun."""
+        return self._has_begun
+
+    def check_model(self, model: str) -> None:
+        """Refuse a request for another model."""
+        if model != self._engine.model_name:
+            raise BadRequest(
+                f"model {model!r} is not served here: this engine holds {self._engine.model_name!r}"
+            )
+
+    async def _health(self, request: Request) -> Response:
+        self.check_model(request.query_params.get("base_model", self._engine.model_name))
+        return json_answer({"status": "ok"})
+
+    async def _policy_version(self, _: Request) -> Response:
+        return json_answer({"policy_version": self._engine.step})
+
+    async def _poll(self, request: Request) -> Response:
+        operation = self._operations.find(request.path_params["operation_id"])
+        if operation is None:
+            return refusal(404, "this operation is unknown, or ended too long ago")
+        answer = await self._operations.wait(operation, self._limits.hold_seconds)
+        if answer is not None:
+            return Response(answer, media_type="application/json")
+        if operation.ended.is_set():
+            return refusal(404, f"the result of {operation.name} was dropped to make room")
+        return refusal(408, f"{operation.name} has not ended yet: ask again")
+
+    def _operation(
+        self, model: type[TrainerBodyT], prepare: Callable[[TrainerBodyT], Work], name: str
+    ) -> Route:
+        """A route that accepts an operation, or the one that its key already names."""
+
+        async def submit(request: Request) -> Response:
+            key = request.headers.get("idempotency-key", "")
+            if not 0 < len(key) <= MAX_KEY_CHARACTERS:
+                raise BadRequest(f"Idempotency-Key: send 1 to {MAX_KEY_CHARACTERS} characters")
+            raw = await read_body(request, self._limits.max_body_bytes)
+            operation = self._operations.find(key)
+            if operation is None:
+                body = read(raw, model)
+                self.check_model(body.model)
+                if not isinstance(body, InitTrainer):
+                    self.check_run(body.run_id)
+                work = prepare(body)
+                operation = self._operations.open(key, name)
+                self._worker.submit(operation, work)
+            elif operation.name != name:
+                raise BadRequest(f"Idempotency-Key: it names a {operation.name}, send another")
+            return _accepted(operation)
+
+        return Route(f"/{name}", submit, methods=["POST"])
+
+    def _init(self, body: InitTrainer) -> Work:
+        self.check_model(body.base_model)
+        self._has_begun, self._run_id = True, body.run_id
+
+        def work() -> bytes:
+            self._engine.init_trainer(body.lora_rank)
+            return write(
+                InitTrainerResult(step=self._engine.step, lora_rank=self._engine.lora_rank)
+            )
+
+        return work
+
+    def _forward(self, body: ForwardBackward) -> Work:
+        return self._loss(body, self._engine.forward)
+
+    def _forward_backward(self, body: ForwardBackward) -> Work:
+        return self._loss(body, self._engine.forward_backward)
+
+    def _loss(self, body: ForwardBackward, compute: Callable[..., LossOutput]) -> Work:
+        rows, config = rows_of(body), body.loss_fn_config
+        self._engine.check_rows(rows, body.loss_fn, config)
+
+        def work() -> bytes:
+            output = compute(rows, body.loss_fn, config)
+            return output_json(body.loss_fn, output.loss, output.logprobs, output.metrics)
+
+        return work
+
+    def _optim_step(self, body: OptimStep) -> Work:
+        def work() -> bytes:
+            metrics = self._engine.optim_step(**body.adam_params.model_dump())
+            return write(OptimStepResult(metrics=metrics))
+
+        return work
+
+    def _publish(self, body: SaveForSampler) -> Work:
+        if not body.bump_version:
+            raise BadRequest(
+                "bump_version is false: this engine keeps no checkpoints, so it can only publish"
+            )
+        path = f"bt://loops:{body.run_id or 'local'}/sampler_weights/{body.name}"
+
+        def work() -> bytes:
+            return write(SaveForSamplerResult(version=self._engine.publish(), path=path))
+
+        return work
+
+
+class Sampler:
+    """The sampler's routes."""
+
+    def __init__(self, worker: Worker, trainer: Trainer, limits: Limits) -> None:
+        self._worker = worker
+        self._engine = worker.engine
+        self._trainer = trainer
+        self._limits = limits
+
+    def routes(self) -> list[Route]:
+        """Every route of a sampler that this server has."""
+        return [
+            Route("/sample", self._sample, methods=["POST"]),
+            Route("/v1/models", self._models, methods=["GET"]),
+            Route("/trainers_policy_version", self._policy_version, methods=["GET"]),
+        ]
+
+    async def _policy_version(self, _: Request) -> Response:
+        return json_answer({"policy_version": self._engine.policy_version})
+
+    async def _models(self, _: Request) -> Response:
+        base, version = self._engine.model_name, self._engine.policy_version
+        models: list[dict[str, object]] = [{"id": base, "object": "model", "parent": None}]
+        if version:
+            models.append({"id": f"policy-{version}", "object": "model", "parent": base})
+        return json_answer({"object": "list", "data": models})
+
+    async def _sample(self, request: Request) -> Response:
+        raw = await read_body(request, self._limits.max_body_bytes)
+        job = job_of(read(raw, Sample), self._engine.max_seq_len)
+        self._engine.check_job(job)
+        if "x-checkpoint-path" in request.headers:
+            raise BadRequest("X-Checkpoint-Path: this engine keeps no checkpoints, send none")
+        if self._trainer.has_begun and "x-run-id" in request.headers:
+            self._trainer.check_run(request.headers["x-run-id"])
+        floor = request.headers.get("x-min-policy-version", "0")
+        if not floor.isdecimal():
+            raise BadRequest(f"X-Min-Policy-Version is {floor!r}: send an integer of 0 or more")
+
+        async def answer() -> Response:
+            with anyio.move_on_after(self._limits.hold_seconds) as holding:
+                await self._worker.reach(int(floor))
+            if holding.cancelled_caught:
+                return refusal(408, f"policy version {floor} is not published yet: ask again")
+            try:
+                return _sampled(job.prompt_ids, await self._worker.sample(job, int(floor)))
+            except NotServed as error:
+                return refusal(408, str(error))
+            except Exception as error:  # the engine's; the request was checked before
+                return refusal(500, f"{type(error).__name__}: {error}")
+
+        return await while_connected(request, answer)
+
+
+def _sampled(prompt: list[int], drawn: Drawn) -> Response:
+    body = samples_json(prompt, drawn.completions)
+    version = {POLICY_VERSION: str(drawn.policy_version)}
+    return Response(body, headers=version, media_type="application/json")
+
+
+def _accepted(operation: Operation) -> Response:
+    return Response(
+        write(Accepted(operation_id=operation.id, schema_version=1)),
+        202,
+        headers={"Location": f"/operations/{quote(operation.id, safe='')}"},
+        media_type="application/json",
+    )

@@ -1,0 +1,285 @@
+"""One queue, one engine: order, merging, and what a failure ends."""
+
+import json
+import threading
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from loops_cookbook.local.errors import BadRequest
+from loops_cookbook.local.operations import Operation, Operations
+from loops_cookbook.local.requests import Completion, LossOutput, Row, SampleJob
+from loops_cookbook.local.worker import Drawn, NotServed, Worker, in_thread
+
+pytestmark = pytest.mark.anyio
+
+T = TypeVar("T")
+
+
+@dataclass
+class ScriptedEngine:
+    """Logs what it is asked; a completion's ids are its job's prompt."""
+
+    model_name: str = "tiny"
+    max_seq_len: int = 32
+    lora_rank: int = 0
+    step: int = 0
+    policy_version: int = 0
+    log: list[str] = field(default_factory=list[str])
+    jobs: list[SampleJob] = field(default_factory=list[SampleJob])
+    refused: int = -1
+    """A prompt id that it can't sample from."""
+
+    def init_trainer(self, lora_rank: int) -> None: ...
+
+    def check_rows(
+        self, rows: Sequence[Row], loss: str, config: Mapping[str, object] | None
+    ) -> None: ...
+
+    def check_job(self, job: SampleJob) -> None: ...
+
+    def forward(
+        self, rows: Sequence[Row], loss: str, config: Mapping[str, object] | None
+    ) -> LossOutput:
+        raise NotImplementedError
+
+    def forward_backward(
+        self, rows: Sequence[Row], loss: str, config: Mapping[str, object] | None
+    ) -> LossOutput:
+        raise NotImplementedError
+
+    def optim_step(self, **settings: float) -> dict[str, float]:
+        raise NotImplementedError
+
+    def publish(self) -> int:
+        self.policy_version += 1
+        return self.policy_version
+
+    def sample(self, jobs: Sequence[SampleJob]) -> list[list[Completion]]:
+        self.log.append(f"sample {[job.prompt_ids[0] for job in jobs]}")
+        self.jobs += jobs
+        if any(job.prompt_ids[0] == self.refused for job in jobs):
+            raise RuntimeError(f"prompt {self.refused}")
+        return [[Completion(job.prompt_ids, [0.0], "stop", "")] * job.n for job in jobs]
+
+
+async def at_once(work: Callable[[], T]) -> T:
+    """Run without a thread."""
+    await anyio.lowlevel.checkpoint()
+    return work()
+
+
+class Bench:
+    """A worker whose queue is filled before it runs."""
+
+    def __init__(self, engine: ScriptedEngine | None = None) -> None:
+        self.engine = engine or ScriptedEngine()
+        self.operations = Operations()
+        self.worker = Worker(self.engine, self.operations, off_load=at_once)
+        self.got: dict[int, list[Completion] | Exception] = {}
+        self.versions: dict[int, int] = {}
+
+    def submit(self, name: str, error: Exception | None = None) -> Operation:
+        def run() -> bytes:
+            self.engine.log.append(name)
+            if error is not None:
+                raise error
+            return b"{}"
+
+        key = f"{name}-{len(self.engine.log)}-{id(run)}"
+        operation = self.operations.open(key, name)
+        self.worker.submit(operation, run)
+        return operation
+
+    async def draw(self, prompt: int, floor: int = 0) -> None:
+        try:
+            drawn: Drawn = await self.worker.sample(SampleJob([prompt], 1, 4), floor)
+        except (RuntimeError, NotServed) as error:
+            self.got[prompt] = error
+        else:
+            self.got[prompt] = drawn.completions
+            self.versions[prompt] = drawn.policy_version
+
+    async def answer(self, operation: Operation) -> dict[str, str]:
+        return json.loads(await self.operations.wait(operation, 30.0) or b"")
+
+    @asynccontextmanager
+    async def running(self) -> AsyncGenerator[None]:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self.worker.run)
+            yield
+            tasks.cancel_scope.cancel()
+
+
+async def settled() -> None:
+    for _ in range(20):
+        await anyio.lowlevel.checkpoint()
+
+
+async def test_operations_run_in_the_order_they_were_queued() -> None:
+    bench = Bench()
+    operations = [bench.submit(name) for name in ("forward_backward", "optim_step", "publish")]
+    async with bench.running():
+        answers = [await bench.answer(operation) for operation in operations]
+    assert bench.engine.log == ["forward_backward", "optim_step", "publish"]
+    assert [answer["status"] for answer in answers] == ["done"] * 3
+
+
+async def test_samples_that_stand_together_are_one_call_of_the_engine() -> None:
+    bench = Bench()
+    async with anyio.create_task_group() as tasks:
+        for prompt in (1, 2, 3):
+            tasks.start_soon(bench.draw, prompt)
+            await settled()
+        bench.submit("optim_step")
+        tasks.start_soon(bench.draw, 4)
+        await settled()
+        async with bench.running():
+            await settled()
+    assert bench.engine.log == ["sample [1, 2, 3]", "optim_step", "sample [4]"]
+    assert [bench.got[i] for i in range(1, 5)] == [
+        [Completion([i], [0.0], "stop", "")] for i in range(1, 5)
+    ]
+
+
+async def test_an_operation_that_raises_ends_alone() -> None:
+    bench = Bench()
+    failed = bench.submit("save_weights_for_sampler", ZeroDivisionError("by zero"))
+    after = bench.submit("save_weights_for_sampler")
+    async with bench.running():
+        assert await bench.answer(failed) == {
+            "status": "error",
+            "error": "by zero",
+            "error_class": "ZeroDivisionError",
+        }
+        assert (await bench.answer(after))["status"] == "done"
+
+
+async def test_an_error_without_words_still_says_something() -> None:
+    bench = Bench()
+    failed = bench.submit("optim_step", RuntimeError())
+    async with bench.running():
+        assert (await bench.answer(failed))["error"] == "no message"
+
+
+async def test_one_bad_sample_does_not_harm_those_it_was_merged_with() -> None:
+    bench = Bench(ScriptedEngine(refused=2))
+    async with anyio.create_task_group() as tasks:
+        for prompt in (1, 2, 3):
+            tasks.start_soon(bench.draw, prompt)
+        await settled()
+        async with bench.running():
+            await settled()
+    assert isinstance(bench.got[2], RuntimeError)
+    assert [isinstance(bench.got[i], list) for i in (1, 3)] == [True, True]
+
+
+async def test_a_sample_that_nobody_waits_for_any_more_is_not_drawn() -> None:
+    bench = Bench()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(bench.draw, 1)
+        with anyio.move_on_after(0):
+            await bench.draw(2)
+        async with bench.running():
+            await settled()
+    assert bench.engine.log == ["sample [1]"]
+
+
+class TestSpoiltUpdates:
+    async def test_what_waits_of_a_failed_update_fails_with_it_up_to_its_step(self) -> None:
+        bench = Bench()
+        operations = [
+            bench.submit("forward_backward", BadRequest("loss is NaN")),
+            bench.submit("forward_backward"),
+            bench.submit("save_weights_for_sampler"),
+            bench.submit("optim_step"),
+            bench.submit("forward_backward"),
+            bench.submit("optim_step"),
+        ]
+        async with bench.running():
+            answers = [await bench.answer(operation) for operation in operations]
+        assert [answer.get("error_class", "") for answer in answers] == [
+            "BadRequest",
+            "UpdateSpoilt",
+            "",
+            "UpdateSpoilt",
+            "",
+            "",
+        ]
+        assert bench.engine.log == [
+            "forward_backward",
+            "save_weights_for_sampler",
+            "forward_backward",
+            "optim_step",
+        ]
+
+    async def test_a_new_run_behind_it_is_not_touched(self) -> None:
+        bench = Bench()
+        bench.submit("forward_backward", BadRequest("loss is NaN"))
+        operations = [
+            bench.submit(name) for name in ("init_trainer_server", "forward_backward", "optim_step")
+        ]
+        async with bench.running():
+            answers = [await bench.answer(operation) for operation in operations]
+        assert [answer["status"] for answer in answers] == ["done"] * 3
+
+    @pytest.mark.parametrize("name", ["forward", "optim_step"])
+    async def test_only_a_failed_forward_backward_spoils(self, name: str) -> None:
+        bench = Bench()
+        bench.submit(name, BadRequest("no"))
+        after = bench.submit("optim_step")
+        async with bench.running():
+            assert (await bench.answer(after))["status"] == "done"
+
+
+class TestVersions:
+    @pytest.mark.parametrize(
+        ("published", "floor", "weights", "told"),
+        [(0, 0, "live", 0), (2, 0, "base", 0), (2, 1, "live", 2), (2, 2, "live", 2)],
+    )
+    async def test_which_weights_serve(
+        self, published: int, floor: int, weights: str, told: int
+    ) -> None:
+        bench = Bench(ScriptedEngine(policy_version=published))
+        async with bench.running():
+            await bench.draw(1, floor)
+        assert [job.weights for job in bench.engine.jobs] == [weights]
+        assert bench.versions == {1: told}
+
+    async def test_a_version_is_waited_for_until_it_is_published(self) -> None:
+        bench = Bench()
+        reached: list[int] = []
+
+        async def wait() -> None:
+            await bench.worker.reach(2)
+            reached.append(bench.engine.policy_version)
+
+        async with anyio.create_task_group() as tasks, bench.running():
+            tasks.start_soon(wait)
+            for _ in range(2):
+                operation = bench.operations.open(str(bench.engine.policy_version), "publish")
+                bench.worker.submit(operation, lambda: b"%d" % bench.engine.publish())
+                await settled()
+        assert reached == [2]
+
+    async def test_a_version_that_a_new_run_took_away_is_not_served(self) -> None:
+        bench = Bench(ScriptedEngine(policy_version=3))
+
+        def begin_again() -> bytes:
+            bench.engine.policy_version = 0
+            return b"{}"
+
+        bench.worker.submit(bench.operations.open("k", "init_trainer_server"), begin_again)
+        async with bench.running():
+            await bench.draw(1, floor=3)
+        assert isinstance(bench.got[1], NotServed)
+        assert bench.engine.jobs == []
+
+
+async def test_the_engine_has_a_thread_and_the_event_loop_another() -> None:
+    assert await in_thread(threading.get_ident) != threading.get_ident()
