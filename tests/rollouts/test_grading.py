@@ -58,7 +58,7 @@ def test_a_group_has_one_reward_for_each_attempt(values: object) -> None:
 
 @pytest.mark.parametrize("value", [None, 1.0, "12", b"12", {"a": 1, "b": 2}, {1, 2}, iter([1, 2])])
 def test_what_is_no_sequence_is_refused(value: object) -> None:
-    with pytest.raises(GradeError, match="group 1: return one number for each attempt"):
+    with pytest.raises(GradeError, match="group 1: return a number for each attempt"):
         rewards_of(value, whose=["a", "b"], group="group 1")
 
 
