@@ -277,7 +277,7 @@ class Recorder(Protocol):
     """
 
     def run_started(self, row: RunRow) -> None:
-        """The run begins; the first of all calls."""
+        """The run begins; the first of all calls. Told again when its service is there."""
         ...
 
     def attempt_ended(self, attempt: Attempt, purpose: str) -> None:

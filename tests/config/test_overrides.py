@@ -75,3 +75,13 @@ def test_any_text_is_read_or_refused(text: str) -> None:
     except ConfigError:
         return
     assert override.place
+
+
+def test_of_updates_and_epochs_the_one_that_is_set_takes_the_others_place() -> None:
+    """A file with `updates` could not be run by epochs: both stood, and a key cannot be unset."""
+    document: dict[str, object] = {"training": {"updates": 60, "seed": 1}}
+    changed = apply_overrides(document, [parse_override("training.epochs=1")])
+    assert changed == {"training": {"epochs": 1, "seed": 1}}
+    back = apply_overrides(changed, [parse_override("training.updates=5")])
+    assert back == {"training": {"updates": 5, "seed": 1}}
+    assert apply_overrides({}, [parse_override("training.epochs=1")]) == {"training": {"epochs": 1}}

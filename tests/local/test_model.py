@@ -1,4 +1,5 @@
 import json
+import re
 import shutil
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from loops_cookbook.errors import ModelError
@@ -62,6 +64,43 @@ def test_a_model_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="cannot be loaded") as refusal:
         load(tmp_path)
     assert "\n" not in str(refusal.value)
+
+
+def test_weights_of_which_a_part_is_missing_are_refused(model_dir: Path, tmp_path: Path) -> None:
+    """They were filled with random numbers and trained, with a line in a log at most."""
+    shutil.copytree(model_dir, tmp_path / "part")
+    file = tmp_path / "part" / "model.safetensors"
+    tensors = load_file(file)
+    name = next(name for name in tensors if "q_proj" in name)
+    del tensors[name]
+    save_file(tensors, file, metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=f"lacks {re.escape(name)}"):
+        load(tmp_path / "part")
+
+
+def test_weights_of_another_shape_or_cut_short_are_refused(model_dir: Path, tmp_path: Path) -> None:
+    shutil.copytree(model_dir, tmp_path / "part")
+    file = tmp_path / "part" / "model.safetensors"
+    whole = file.read_bytes()
+    tensors = load_file(file)
+    name = next(name for name in tensors if "q_proj" in name)
+    save_file({**tensors, name: tensors[name][:-1]}, file, metadata={"format": "pt"})
+    with pytest.raises(ModelError):
+        load(tmp_path / "part")
+    file.write_bytes(whole[:-100])
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        load(tmp_path / "part")
+
+
+def test_code_in_a_models_folder_is_never_run(model_dir: Path, tmp_path: Path) -> None:
+    """The loader asked on the terminal whether to run it."""
+    shutil.copytree(model_dir, tmp_path / "own")
+    config = json.loads((tmp_path / "own" / "config.json").read_text())
+    config |= {"model_type": "own", "auto_map": {"AutoConfig": "own.Config"}}
+    (tmp_path / "own" / "config.json").write_text(json.dumps(config))
+    (tmp_path / "own" / "own.py").write_text("raise SystemExit('it ran')\n")
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        load(tmp_path / "own")
 
 
 def test_a_window_beyond_the_models_positions_is_refused(model_dir: Path) -> None:

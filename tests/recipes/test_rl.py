@@ -1,6 +1,8 @@
 """Whole runs of the recipe on doubles: what is trained, what is told, and how a run ends."""
 
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import anyio
@@ -296,3 +298,28 @@ async def test_failed_attempts_are_never_zeros(runnable) -> None:
     assert {r.reward for r in notebook.rollouts if r.fate is Fate.FAILED} == {None}
     (note,) = notebook.notes
     assert "discarded/failed: run: ServiceUnavailable: down" in note
+
+
+async def test_tasks_that_run_out_without_one_usable_group_are_no_success(runnable) -> None:
+    """With `epochs` and every group rejected the run said "done after 0 updates", status 0."""
+    notebook = Notebook()
+    plan = runnable("training.epochs=1")
+    with pytest.raises(NoLearningSignal, match="no group of 4 could be trained on"):
+        await run_rl(plan, ScriptedService(lambda prompt, call: "no"), notebook, row_of(plan))
+    assert notebook.ended[0][0] == "stopped"
+
+
+async def test_a_run_is_recorded_before_its_service_is_there(runnable) -> None:
+    """A kill while the engine started left a folder that nothing could read."""
+    notebook = Notebook()
+
+    @asynccontextmanager
+    async def never() -> AsyncIterator[ScriptedService]:
+        assert len(notebook.started) == 1
+        raise ServiceUnavailable("not today")
+        yield ScriptedService([])
+
+    plan = runnable()
+    with pytest.raises(ServiceUnavailable):
+        await run_rl(plan, never, notebook, row_of(plan))
+    assert notebook.ended[0][0] == "failed"

@@ -96,6 +96,17 @@ async def test_a_block_past_its_bound_that_ends_after_all_ends_the_run_in_order(
 
 
 @pytest.mark.anyio
+async def test_a_run_that_is_cancelled_is_still_seen_to_turn() -> None:
+    """The beat ended with the cancellation, so a long release was taken for a blocked loop."""
+    with anyio.CancelScope() as run:
+        async with watch_event_loop(bound_seconds=0.2, lag_seconds=0.1, grace_seconds=0.1):
+            run.cancel()
+            with anyio.CancelScope(shield=True):
+                await anyio.sleep(0.8)
+    assert run.cancelled_caught
+
+
+@pytest.mark.anyio
 async def test_what_the_block_raises_comes_out_as_itself() -> None:
     with pytest.raises(LookupError, match="mine"):
         async with watch_event_loop(bound_seconds=60):

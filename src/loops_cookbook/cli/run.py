@@ -10,6 +10,7 @@ from typing import NoReturn
 import anyio
 import typer
 
+from loops_cookbook.cli.exits import INTERRUPTED
 from loops_cookbook.cli.logs import logs_noted
 from loops_cookbook.cli.options import (
     ConfigArgument,
@@ -25,7 +26,7 @@ from loops_cookbook.recipes.check import warnings_of
 from loops_cookbook.recipes.launch import open_service, rendering_limiter, require_service
 from loops_cookbook.recipes.plan import Plan, plan_run
 from loops_cookbook.recipes.rl import run_rl
-from loops_cookbook.records import Fanout, RunRow
+from loops_cookbook.records import Fanout, RunRow, RunStatus
 from loops_cookbook.report.console import answer_console, side_console
 from loops_cookbook.report.progress import Progress
 from loops_cookbook.rundir.layout import RunFolder, new_run_folder
@@ -74,11 +75,11 @@ def _carry_out(plan: Plan, folder: RunFolder, warnings: Sequence[str]) -> None:
             anyio.run(until_signalled, work)
 
 
-def _end_process(stuck: Sequence[str]) -> NoReturn:
+def _end_process(status: RunStatus, stuck: Sequence[str]) -> NoReturn:
     """End at once: the run is told and released, and these would hold the process for ever."""
     typer.echo(f"loops: ended without waiting for {'; '.join(stuck)}", err=True)
     sys.stdout.flush()
-    os._exit(1)
+    os._exit({"done": 0, "interrupted": INTERRUPTED}.get(status, 1))
 
 
 def _run_row(plan: Plan, folder: RunFolder) -> RunRow:

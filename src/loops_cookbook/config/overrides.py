@@ -16,6 +16,13 @@ Document: TypeAlias = dict[str, object]
 """A TOML document, or a table of it."""
 
 
+_EITHER: dict[tuple[str, ...], tuple[str, ...]] = {
+    ("training", "updates"): ("training", "epochs"),
+    ("training", "epochs"): ("training", "updates"),
+}
+"""Keys of which a config has one: to set the one is to take back the other."""
+
+
 @dataclass(frozen=True, slots=True)
 class Override:
     """One key and its value."""
@@ -59,6 +66,9 @@ def parse_override(text: str) -> Override:
 def apply_overrides(document: Document, overrides: Iterable[Override]) -> Document:
     """The document with each override put in, the later before the earlier."""
     for override in overrides:
+        other = _EITHER.get(override.place)
+        if other is not None:
+            document = _without(document, other)
         document = _with(document, override.place, override.value)
     return document
 
@@ -71,6 +81,16 @@ def _only_path(document: Document) -> tuple[str, ...]:
     """
     ((key, inner),) = document.items()
     return (key, *_only_path(cast(Document, inner))) if isinstance(inner, dict) else (key,)
+
+
+def _without(document: Document, place: tuple[str, ...]) -> Document:
+    first, *rest = place
+    inner = document.get(first)
+    if not rest:
+        return {key: value for key, value in document.items() if key != first}
+    if not isinstance(inner, dict):
+        return document
+    return {**document, first: _without(cast(Document, inner), tuple(rest))}
 
 
 def _with(document: Document, place: tuple[str, ...], value: object) -> Document:

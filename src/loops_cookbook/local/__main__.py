@@ -72,6 +72,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _serve(options: argparse.Namespace, ready_fd: int) -> None:
     api_key = os.environ.pop(API_KEY_VARIABLE, None)
+    if not api_key and options.host not in ("127.0.0.1", "::1", "localhost"):
+        raise UsageError(f"{options.host} can be reached by others: set {API_KEY_VARIABLE}")
     listener = _listener(options.host, options.port)
     # Here and not above: torch takes seconds, and a mistyped argument should not.
     import uvicorn

@@ -13,7 +13,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import peft
 import torch
@@ -47,12 +47,19 @@ def load_policy(
         )
     transformers_logging.disable_progress_bar()
     try:
-        module = AutoModelForCausalLM.from_pretrained(
-            str(model_dir), dtype=dtype, local_files_only=True
+        # Code that lies in the folder is not run, and nobody is asked about it.
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            str(model_dir),
+            dtype=dtype,
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
         )
-    except (OSError, ValueError, ImportError) as error:
-        reason = str(error).strip().split("\n")[0]
+    except Exception as error:  # foreign code over a foreign file: it may raise anything
+        reason = str(error).strip().split("\n")[0] or type(error).__name__
         raise ModelError(f"the model in {model_dir} cannot be loaded: {reason}") from error
+    module, told = loaded
+    _require_whole(model_dir, told)
     # Its own `to` is typed away by a decorator; the module's is the same.
     nn.Module.to(module, device)
     policy = Policy(
@@ -64,6 +71,19 @@ def load_policy(
             "positions: give at most that many"
         )
     return policy
+
+
+def _require_whole(model_dir: Path, told: dict[str, Any]) -> None:
+    """Refuse weights of which a part is missing: it would be random, and trained as if it were not.
+
+    Tied weights count as there.
+    """
+    for fault, what in (("missing_keys", "lacks"), ("mismatched_keys", "has another shape of")):
+        if names := sorted(map(str, told.get(fault) or ())):
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            raise ModelError(
+                f"the model in {model_dir} {what} {names[0]}{more}: give all of its weights"
+            )
 
 
 class Policy:

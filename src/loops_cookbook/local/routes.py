@@ -51,6 +51,10 @@ class Limits:
     max_body_bytes: int = 64 * 1024 * 1024
 
 
+MOST_DIGITS = 18
+"""Of a policy version."""
+
+
 class Trainer:
     """The trainer's routes, and which run it trains."""
 
@@ -224,8 +228,10 @@ class Sampler:
         if self._trainer.has_begun and "x-run-id" in request.headers:
             self._trainer.check_run(request.headers["x-run-id"])
         floor = request.headers.get("x-min-policy-version", "0")
-        if not floor.isdecimal():
-            raise BadRequest(f"X-Min-Policy-Version is {floor!r}: send an integer of 0 or more")
+        if not floor.isdecimal() or len(floor) > MOST_DIGITS:
+            raise BadRequest(
+                f"X-Min-Policy-Version is {floor[:40]!r}: send an integer of 0 or more"
+            )
 
         async def answer() -> Response:
             with anyio.move_on_after(self._limits.hold_seconds) as holding:

@@ -25,11 +25,16 @@ def load_decode(model_dir: Path) -> Decode:
     """
     file = model_dir / "tokenizer.json"
     if file.is_file():
-        light = Tokenizer.from_file(str(file))
+        try:
+            light = Tokenizer.from_file(str(file))
+        except Exception as error:  # the library raises plain Exception
+            raise ModelError(f"{file} cannot be read as a tokenizer: {error}") from error
         return lambda ids: light.decode(list(ids), skip_special_tokens=False)
     try:
-        heavy = AutoTokenizer.from_pretrained(str(model_dir), local_files_only=True)
-    except (OSError, ValueError) as error:
+        heavy = AutoTokenizer.from_pretrained(
+            str(model_dir), local_files_only=True, trust_remote_code=False
+        )
+    except Exception as error:  # foreign code over a foreign file: it may raise anything
         raise ModelError(
             f"no tokenizer can be read from {model_dir}: put the model's tokenizer.json there"
         ) from error

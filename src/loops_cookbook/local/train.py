@@ -98,15 +98,19 @@ class Trainer:
         """Compute the loss and logprobs, and add the gradients.
 
         Raises:
-            BadRequest: gradients of the other kind are waiting for a step.
+            BadRequest: gradients of the other kind were waiting for a step; they are dropped.
             NotFinite: the loss is not finite; all gradients are dropped.
         """
         is_raw = LOSSES[loss].kind == "policy" or _is_raw_supervised(options)
         kind = "raw" if is_raw else "normalised"
         if self._pending not in (None, kind):
+            waiting = self._pending
+            # A step that was already sent must not be taken on the half that came before.
+            self.clear()
             raise BadRequest(
-                f"{loss} would add {kind} gradients to {self._pending} ones: call optim_step "
-                "first, or give every cross_entropy request the same skip_token_normalization"
+                f"{loss} would add {kind} gradients to {waiting} ones, and these are dropped: call "
+                "optim_step first, or give every cross_entropy request the same "
+                "skip_token_normalization"
             )
         self._pending = kind
         is_whole = False

@@ -44,7 +44,7 @@ async def run_rl(
     row: RunRow,
     *,
     rendering: anyio.CapacityLimiter | None = None,
-    on_stuck: Callable[[Sequence[str]], None] | None = None,
+    on_stuck: Callable[[RunStatus, Sequence[str]], None] | None = None,
 ) -> None:
     """Carry a plan out, from the first evaluation to the last.
 
@@ -54,15 +54,21 @@ async def run_rl(
         recorder: told of everything, from `run_started` to `run_ended`, however it ends.
         row: what the run is; the service's own description is added.
         rendering: threads for the renderer; None renders on the event loop.
-        on_stuck: told, after `run_ended`, of tries that ignore cancellation; without it the run
-            waits for them.
+        on_stuck: told, after `run_ended`, how the run ended and which tries ignore cancellation;
+            without it the run waits for them.
 
     Raises:
         RunStopped: a rule ended the run, or a service failed for good.
         UsageError: the service cannot be had.
     """
     run = _Run(plan, recorder, row, rendering)
-    async with open_keeper(on_stuck) as keeper:
+
+    def stuck(jobs: Sequence[str]) -> None:
+        if on_stuck is not None:
+            on_stuck(run.status, jobs)
+
+    async with open_keeper(stuck if on_stuck is not None else None) as keeper:
+        recorder.run_started(row)
         try:
             async with open_service() as service:
                 await run.with_service(service, keeper)
@@ -86,16 +92,21 @@ class _Run:
         self._rendering = rendering
         self._recorder = recorder
         self._row = row
-        self._is_started = False
+        self.status: RunStatus = "running"
         self._counts: dict[str, int] = {}
 
     async def with_service(self, service: Service, keeper: Keeper) -> None:
-        self._start(dict(service.description))
+        self._recorder.run_started(replace(self._row, service=dict(service.description)))
         plan, clocks = self._plan, self._plan.clocks
         renderer = plan.detection.renderer
         assert renderer is not None, "a plan that can run has a renderer"
         runtime = plan.runtime(service.sampler, renderer, self._rendering)
-        longest = max(clocks.rollout_seconds, clocks.setup_seconds, clocks.grading_seconds)
+        longest = max(
+            clocks.rollout_seconds,
+            clocks.setup_seconds,
+            clocks.grading_seconds,
+            clocks.release_seconds,
+        )
         async with watch_event_loop(bound_seconds=longest), runtime:
             run = RLRun(plan, service, runtime, self._recorder, keeper)
             try:
@@ -104,13 +115,8 @@ class _Run:
                 self._counts = run.settle()
 
     def end(self, status: RunStatus, reason: str | None = None) -> None:
-        if not self._is_started:
-            self._start({})
+        self.status = status
         self._recorder.run_ended(status, self._counts, reason)
-
-    def _start(self, description: dict[str, str | int]) -> None:
-        self._is_started = True
-        self._recorder.run_started(replace(self._row, service=description))
 
 
 class RLRun:
@@ -155,6 +161,12 @@ class RLRun:
                 await self._train_on_next()
         if not self._is_due():
             await self._evaluate()
+        if self._update == 0:
+            raise NoLearningSignal(
+                f"the tasks ran out and no group of {self._scheduler.counts.started} could be "
+                "trained on: see groups.jsonl for why, and choose tasks that the model solves some "
+                "of the time"
+            )
 
     def settle(self) -> dict[str, int]:
         """Give every attempt that has no fate yet the one that the end of the run gives it.

@@ -15,9 +15,8 @@ from loops_cookbook.problems import shown
 
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
 _BUNDLED = _PACKAGE + "bundled" + os.sep
-_INSTALLED = tuple(
-    {sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-)
+_FOLDERS = ("stdlib", "platstdlib", "purelib", "platlib", "scripts")
+_INSTALLED = tuple({sysconfig.get_path(name) + os.sep for name in _FOLDERS})
 
 
 def raised_at(error: BaseException) -> str | None:

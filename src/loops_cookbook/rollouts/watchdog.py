@@ -58,7 +58,6 @@ async def watch_event_loop(
         finally:
             watch.stop()
             thread.join()
-            group.cancel_scope.cancel()
 
 
 class _Watch:
@@ -78,17 +77,21 @@ class _Watch:
         self._backstop = _Backstop(bound + grace)
         self._is_over = threading.Event()
         self._verdict: str | None = None
+        # A run that is cancelled still releases what it holds, and its loop still turns.
+        self._beating = anyio.CancelScope(shield=True)
 
     async def beat(self) -> None:
-        """Show that the loop turns."""
-        while self._verdict is None:
-            self._beats += 1
-            self._backstop.arm()
-            await anyio.sleep(self._tick)
-        raise EventLoopBlocked(self._verdict)
+        """Show that the loop turns, until the watch is stopped."""
+        with self._beating:
+            while self._verdict is None:
+                self._beats += 1
+                self._backstop.arm()
+                await anyio.sleep(self._tick)
+            raise EventLoopBlocked(self._verdict)
 
     def stop(self) -> None:
         """End the watch."""
+        self._beating.cancel()
         self._is_over.set()
         self._backstop.disarm()
 

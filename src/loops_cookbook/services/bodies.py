@@ -111,8 +111,8 @@ class Sample(Request):
 
     prompt: list[int]
     n: int = Field(1, ge=1, le=4096)
-    temperature: FiniteFloat = Field(1.0, ge=0)
-    top_p: FiniteFloat = Field(1.0, gt=0, le=1)
+    temperature: FiniteFloat = Field(1.0, ge=0, le=1e4)
+    top_p: FiniteFloat = Field(1.0, ge=1e-6, le=1)
     logprobs: int | None = 0
     return_tokens_as_token_ids: bool | None = True
     include_routed_experts: bool | None = None
@@ -120,7 +120,7 @@ class Sample(Request):
     prompt_logprobs: int | None = None
     max_tokens: int | None = Field(None, ge=1)
     seed: int | None = None
-    top_k: int | None = None
+    top_k: int | None = Field(None, ge=-1, lt=2**31)
     stop_token_ids: list[int] | None = None
     stop: str | list[str] | None = None
     structured_outputs: dict[str, object] | None = None

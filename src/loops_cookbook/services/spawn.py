@@ -144,7 +144,7 @@ async def child_server(
             stdin=PIPE,
             stdout=PIPE,
             stderr=log,
-            env={**os.environ, API_KEY_VARIABLE: api_key},
+            env={**_environment(), API_KEY_VARIABLE: api_key},
             start_new_session=True,
         )
     child = Child(process, log_path, log_start)
@@ -261,6 +261,11 @@ class Child:
             said = [line.strip() for line in lines if line.strip() and " INFO " not in line]
             return " / ".join(said[-count:])
         return ""
+
+
+def _environment() -> dict[str, str]:
+    """This process's, without the keys of services that are no business of the child."""
+    return {name: value for name, value in os.environ.items() if not name.endswith("_API_KEY")}
 
 
 def _log(path: Path) -> BinaryIO:

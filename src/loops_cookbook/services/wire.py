@@ -236,7 +236,7 @@ def numbers(data: Sequence[object], shape: Sequence[int], where: str) -> npt.NDA
         if values.dtype.kind not in "if":
             raise WireError(f"{where}: data holds something other than numbers and null")
         return values.reshape(shape)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, OverflowError) as error:
         raise WireError(f"{where}: {error}") from error
 
 
