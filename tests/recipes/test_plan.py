@@ -99,7 +99,7 @@ def test_a_hosted_model_without_a_key_cannot_run_and_the_ways_out_are_named(make
 def test_a_run_without_the_engines_libraries_says_what_to_install(
     make_plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launch, "NEEDED", ("no_such_library",))
+    monkeypatch.setattr(launch, "LOCAL", ("no_such_library",))
     plan = make_plan(f'model.name="{BACK_HOME}"')
     with pytest.raises(MissingExtra, match=r'uv add "loops-cookbook\[local\]"'):
         require_service(plan, {})

@@ -8,11 +8,11 @@ confirmed it) is left out and a warning says so.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from loops_cookbook.recipes.launch import engine_is_installed
 from loops_cookbook.recipes.plan import Plan
 from loops_cookbook.recipes.scope import KEY_VARIABLE, WAYS_OUT
 from loops_cookbook.renderers.detect import Detection
 from loops_cookbook.renderers.images import images_line
+from loops_cookbook.services.extras import LOCAL, is_installed
 
 LAST_LINE = "Configuration and runtime checked; no sandbox or Loops trainer launched."
 
@@ -103,7 +103,7 @@ def warnings_of(plan: Plan, values: Mapping[str, str]) -> tuple[str, ...]:
 
 def _engine_warnings(plan: Plan, values: Mapping[str, str]) -> list[str]:
     if plan.scope.is_local:
-        if not engine_is_installed():
+        if not is_installed(LOCAL):
             return [
                 "the embedded engine needs the extra 'local', which is not installed; `loops run` "
                 'needs it: run `uv add "loops-cookbook[local]"`'

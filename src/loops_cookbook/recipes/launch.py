@@ -6,7 +6,6 @@ Whatever cannot be had is refused here, before a run folder or a process is made
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
-from importlib.util import find_spec
 
 import anyio
 import anyio.to_thread
@@ -16,8 +15,7 @@ from loops_cookbook.recipes.plan import Plan
 from loops_cookbook.recipes.scope import KEY_VARIABLE, WAYS_OUT
 from loops_cookbook.rundir.layout import RunFolder
 from loops_cookbook.services.base import Service
-from loops_cookbook.services.gather import loop_settled
-from loops_cookbook.services.spawn import NEEDED, EngineOptions, local_engine
+from loops_cookbook.services.extras import LOCAL, is_installed
 
 
 def require_service(plan: Plan, values: Mapping[str, str]) -> None:
@@ -27,7 +25,7 @@ def require_service(plan: Plan, values: Mapping[str, str]) -> None:
         UsageError: what is missing, and the ways out.
     """
     if plan.scope.is_local:
-        if not engine_is_installed():
+        if not is_installed(LOCAL):
             raise MissingExtra("the embedded engine (scope local)", "local")
     elif not values.get(KEY_VARIABLE):
         raise UsageError(
@@ -42,11 +40,6 @@ def require_service(plan: Plan, values: Mapping[str, str]) -> None:
     if plan.detection.renderer is None:
         reasons = "; ".join(plan.detection.warnings) or "its tokenizer cannot be read"
         raise ModelError(f"model.name: {plan.model.name!r} cannot be run: {reasons}")
-
-
-def engine_is_installed() -> bool:
-    """Whether the extra `local` is there; imports none of it."""
-    return all(find_spec(module) is not None for module in NEEDED)
 
 
 def rendering_limiter(plan: Plan) -> anyio.CapacityLimiter | None:
@@ -70,6 +63,10 @@ async def open_service(
         UsageError: the engine refused the model.
         EngineDied: the engine ended, or did not serve in time.
     """
+    # The client's libraries take as long to import as all that check needs.
+    from loops_cookbook.services.gather import loop_settled
+    from loops_cookbook.services.spawn import EngineOptions, local_engine
+
     model = plan.config.model
     assert plan.model.directory is not None, "only models on this machine are let through"
     options = EngineOptions(

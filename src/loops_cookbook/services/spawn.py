@@ -14,7 +14,6 @@ import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict, dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from subprocess import PIPE
 from typing import BinaryIO, cast
@@ -26,12 +25,12 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 
 from loops_cookbook.errors import EngineDied, MissingExtra, ModelError, UsageError
 from loops_cookbook.services.base import Sampler, Trainer
+from loops_cookbook.services.extras import LOCAL, is_installed
 from loops_cookbook.services.gather import GatheringSampler, loop_settled
 from loops_cookbook.services.http import HttpSampler, HttpTrainer
 from loops_cookbook.services.transport import open_transport
 
 API_KEY_VARIABLE = "LOOPS_ENGINE_API_KEY"
-NEEDED = ("torch", "transformers", "peft", "safetensors", "starlette", "uvicorn")
 START_SECONDS = 600.0
 """For loading a model."""
 END_SECONDS = 5.0
@@ -99,7 +98,7 @@ async def local_engine(
         ModelError: it refused the model.
         EngineDied: it ended, or did not serve in time.
     """
-    if any(find_spec(module) is None for module in NEEDED):
+    if not is_installed(LOCAL):
         raise MissingExtra("the embedded engine (scope local)", "local")
     key = secrets.token_urlsafe(32)
     async with (
