@@ -126,3 +126,35 @@ def test_a_name_that_can_be_no_model_is_refused_with_where_it_was_looked_for(
         resolve_model(name, project / "own", working_directory=project)
     assert "with a config.json at" in str(caught.value)
     assert ("bundled are" in str(caught.value)) == name.startswith("models/")
+
+
+FETCHABLE_NAME = "smollm2-135m"
+
+
+def test_a_model_that_can_be_fetched_and_was_not_says_how(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOOPS_CACHE", str(project / "cache"))
+    with pytest.raises(ModelError) as caught:
+        resolve_model(FETCHABLE_NAME, project, working_directory=project)
+    assert str(caught.value) == (
+        "model.name: 'smollm2-135m' is not fetched yet: run `loops models fetch smollm2-135m`"
+    )
+
+
+def test_a_fetched_model_is_found_by_its_name_unless_the_project_has_a_folder_of_it(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOOPS_CACHE", str(project / "cache"))
+    fetched = model_at(project / "cache" / "models" / FETCHABLE_NAME)
+    source = resolve_model(FETCHABLE_NAME, project / "own", working_directory=project)
+    assert (source.kind, source.name) == ("fetched", FETCHABLE_NAME)
+    assert source.directory == fetched
+    own = model_at(project / FETCHABLE_NAME)
+    source = resolve_model(FETCHABLE_NAME, project / "own", working_directory=project)
+    assert (source.kind, source.directory) == ("directory", own)
+
+
+def test_a_message_names_the_place_of_the_name(project: Path) -> None:
+    with pytest.raises(ModelError, match=r"^MODEL: no model './mine'"):
+        resolve_model("./mine", project, working_directory=project, key="MODEL")

@@ -9,7 +9,9 @@ from loops_cookbook.cli.check import check
 from loops_cookbook.cli.examples import examples
 from loops_cookbook.cli.exits import guarded
 from loops_cookbook.cli.init import init
+from loops_cookbook.cli.models import models
 from loops_cookbook.cli.run import run
+from loops_cookbook.cli.serve import serve
 
 app = typer.Typer(
     name="loops",
@@ -43,6 +45,8 @@ app.command()(guarded(check))
 app.command()(guarded(run))
 app.command()(guarded(init))
 app.command()(guarded(examples))
+app.command()(guarded(models))
+app.command()(guarded(serve))
 
 
 def main() -> None:

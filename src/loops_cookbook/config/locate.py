@@ -2,7 +2,7 @@
 
 A config's name is looked up in the working directory, then among the bundled examples and
 patterns. A model's name is a folder (beside the config, then in the working directory), a
-bundled model, or else an id of the hub.
+bundled model, one that can be fetched, or else an id of the hub.
 """
 
 import os
@@ -17,6 +17,7 @@ from loops_cookbook.config.bundled import (
     bundled_models,
     bundled_root,
 )
+from loops_cookbook.config.fetched import FETCHABLE, fetched_folder, is_fetched
 from loops_cookbook.errors import ConfigError, ModelError
 from loops_cookbook.problems import nearest, shown
 
@@ -37,7 +38,7 @@ class Located:
 class ModelSource:
     """Where a model is read from."""
 
-    kind: Literal["bundled", "directory", "hub"]
+    kind: Literal["bundled", "fetched", "directory", "hub"]
     name: str
     """As the config says it."""
     directory: Path | None
@@ -69,14 +70,25 @@ def locate_config(name: str | Path, *, working_directory: Path | None = None) ->
 
 
 def resolve_model(
-    name: str, config_directory: Path, *, working_directory: Path | None = None
+    name: str,
+    config_directory: Path,
+    *,
+    working_directory: Path | None = None,
+    key: str = "model.name",
 ) -> ModelSource:
     """Say what kind of model a name means; nothing is downloaded.
 
     A folder is a model when it holds a `config.json`.
 
+    Args:
+        name: a folder, a bundled model, one that can be fetched, or an id of the hub.
+        config_directory: where a folder is looked for first.
+        working_directory: where it is looked for then; None: the process's.
+        key: what a message calls the place of the name.
+
     Raises:
-        ModelError: the name is a path, or that of a bundled model, and there is nothing there.
+        ModelError: the name is a path, or that of a bundled model, and there is nothing there; or
+            it can be fetched and was not.
     """
     beside = [config_directory, working_directory or Path.cwd()]
     candidates = [_absolute(folder / os.path.expanduser(name)) for folder in beside]
@@ -85,12 +97,16 @@ def resolve_model(
         if (directory / "config.json").is_file():
             is_bundled = bundled is not None and directory.resolve() == bundled.resolve()
             return ModelSource("bundled" if is_bundled else "directory", name, directory)
+    if name in FETCHABLE:
+        if not is_fetched(name):
+            raise ModelError(f"{key}: {name!r} is not fetched yet: run `loops models fetch {name}`")
+        return ModelSource("fetched", name, fetched_folder(name))
     if bundled is None and _HUB_ID.match(name) and not name.startswith("."):
         return ModelSource("hub", name, None)
     looked_in = ", ".join(dict.fromkeys(map(str, candidates)))
     known = f"; bundled are {', '.join(bundled_models())}" if bundled else ""
     raise ModelError(
-        f"model.name: no model {name!r}: no folder with a config.json at {looked_in}{known}; "
+        f"{key}: no model {name!r}: no folder with a config.json at {looked_in}{known}; "
         "name a folder that has one, a bundled model or a hub id"
     )
 

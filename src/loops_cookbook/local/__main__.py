@@ -1,10 +1,13 @@
-"""`python -m loops_cookbook.local serve`: the embedded engine as a server of its own process.
+"""`python -m loops_cookbook.local`: what needs the extra `local`, in a process of its own.
 
-When it serves, one JSON line on stdout says so: `{"url": ..., "engine": {...}}`. stdout carries
-nothing else; logs go to stderr. Arguments that do not parse and models that do not load are one
-line on stderr and exit status 2, the first of them before torch is imported. The API key comes in
-the environment, never as an argument. With `--end-with-stdin` the process ends as soon as its
-stdin does: that is how it outlives no parent, however that one ended.
+`serve` is the embedded engine as a server. When it serves, one JSON line on stdout says so:
+`{"url": ..., "engine": {...}}`. The API key comes in the environment, never as an argument. With
+`--end-with-stdin` the process ends as soon as its stdin does: that is how it outlives no parent,
+however that one ended. `convert` makes a model folder from a GGUF file, without torch. `device`
+says in one JSON line on what the engine would compute: `{"device": ..., "memory_bytes": ...}`.
+
+stdout carries nothing else; logs go to stderr. Arguments that do not parse and models that do not
+load are one line on stderr and exit status 2, the first of them before torch is imported.
 """
 
 import argparse
@@ -29,18 +32,16 @@ GRACE_SECONDS = 1
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
-    """Parse, load, serve; ends the process."""
+    """Parse and carry out; ends the process."""
     options = _parser().parse_args(arguments)
-    if options.end_with_stdin:
-        threading.Thread(target=end_with_stdin, name="end-with-stdin", daemon=True).start()
-    ready_fd = _claim_stdout()
+    answer_fd = _claim_stdout()
     logging.basicConfig(
         stream=sys.stderr,
         level=logging.INFO,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
     try:
-        _serve(options, ready_fd)
+        options.carry_out(options, answer_fd)
     except KeyboardInterrupt:
         _end(130)
     except LoopsError as error:
@@ -67,14 +68,40 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--host", default="127.0.0.1")
     serve.add_argument("--port", type=int, default=0, help="0: a free one")
     serve.add_argument("--end-with-stdin", action="store_true")
+    serve.set_defaults(carry_out=_serve)
+    convert = commands.add_parser("convert", help="read a GGUF file", allow_abbrev=False)
+    convert.add_argument("--gguf", type=Path, required=True)
+    convert.add_argument("--out", type=Path, required=True, help="a folder that is there")
+    convert.set_defaults(carry_out=_convert)
+    device = commands.add_parser("device", help="say what serve computes on", allow_abbrev=False)
+    device.set_defaults(carry_out=_device)
     return parser
 
 
+def _convert(options: argparse.Namespace, _: int) -> None:
+    from loops_cookbook.local.convert import convert
+
+    convert(options.gguf, options.out)
+
+
+def _device(_: argparse.Namespace, answer_fd: int) -> None:
+    import torch
+
+    answer: dict[str, object] = {"device": "cpu"}
+    if torch.cuda.is_available():
+        memory = torch.cuda.mem_get_info()[1]
+        answer = {"device": "cuda", "memory_bytes": memory}
+    os.write(answer_fd, json.dumps(answer).encode() + b"\n")
+
+
 def _serve(options: argparse.Namespace, ready_fd: int) -> None:
+    if options.end_with_stdin:
+        threading.Thread(target=end_with_stdin, name="end-with-stdin", daemon=True).start()
     api_key = os.environ.pop(API_KEY_VARIABLE, None)
     if not api_key and options.host not in ("127.0.0.1", "::1", "localhost"):
         raise UsageError(f"{options.host} can be reached by others: set {API_KEY_VARIABLE}")
     listener = _listener(options.host, options.port)
+    logger.info("loading %s from %s", options.model_name, options.model_dir)
     # Here and not above: torch takes seconds, and a mistyped argument should not.
     import uvicorn
 
@@ -112,7 +139,7 @@ def _serve(options: argparse.Namespace, ready_fd: int) -> None:
         )
     )
     host, port = listener.getsockname()[:2]
-    url = f"http://{host}:{port}"
+    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     logger.info("serving %s on %s", options.model_name, url)
     line = json.dumps({"url": url, "engine": engine.description()})
     # The socket listens already: whoever reads the line may connect before the server has begun.
@@ -122,10 +149,12 @@ def _serve(options: argparse.Namespace, ready_fd: int) -> None:
 
 
 def _listener(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), backlog=2048)
+        return socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
-        raise UsageError(f"cannot listen on {host}:{port} ({error}): give another") from error
+        reason = str(error.strerror).partition(" (")[0]
+        raise UsageError(f"cannot listen on {host}:{port} ({reason}): give another") from error
 
 
 def _claim_stdout() -> int:

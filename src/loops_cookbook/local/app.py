@@ -26,6 +26,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from loops_cookbook.local.answers import refusal
 from loops_cookbook.local.errors import BadRequest
+from loops_cookbook.local.metrics import Tally, Watched
 from loops_cookbook.local.operations import Operations
 from loops_cookbook.local.routes import Limits, Sampler, Trainer
 from loops_cookbook.local.worker import Worker
@@ -46,8 +47,10 @@ def create_app(
         limits: the server's bounds; None: the usual ones.
     """
     limits = limits or Limits()
-    trainer = Trainer(worker, operations, limits)
-    sampler = Sampler(worker, trainer, limits)
+    tally = Tally()
+    trainer = Trainer(worker, operations, limits, tally)
+    sampler = Sampler(worker, trainer, limits, tally)
+    watched = Watched(worker.engine, tally)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncGenerator[None]:
@@ -57,7 +60,7 @@ def create_app(
             tasks.cancel_scope.cancel()
 
     app = Starlette(
-        routes=[*trainer.routes(), *sampler.routes()],
+        routes=[*trainer.routes(), *sampler.routes(), *watched.routes()],
         middleware=[Middleware(_KeyAsked, api_key=api_key)],
         exception_handlers={
             BadRequest: _refused,

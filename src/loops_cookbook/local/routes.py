@@ -17,6 +17,7 @@ from starlette.routing import Route
 from loops_cookbook.local.answers import json_answer, read_body, refusal, while_connected
 from loops_cookbook.local.decode import job_of, rows_of
 from loops_cookbook.local.errors import BadRequest
+from loops_cookbook.local.metrics import Tally
 from loops_cookbook.local.operations import Operation, Operations
 from loops_cookbook.local.requests import LossOutput
 from loops_cookbook.local.worker import Drawn, NotServed, Worker
@@ -54,15 +55,17 @@ class Limits:
 MOST_DIGITS = 18
 """Of a policy version."""
 
-
 class Trainer:
     """The trainer's routes, and which run it trains."""
 
-    def __init__(self, worker: Worker, operations: Operations, limits: Limits) -> None:
+    def __init__(
+        self, worker: Worker, operations: Operations, limits: Limits, tally: Tally
+    ) -> None:
         self._worker = worker
         self._engine = worker.engine
         self._operations = operations
         self._limits = limits
+        self._tally = tally
         self._has_begun = False
         self._run_id: str | None = None
 
@@ -137,6 +140,7 @@ class Trainer:
                     self.check_run(body.run_id)
                 work = prepare(body)
                 operation = self._operations.open(key, name)
+                self._tally.accepted(operation)
                 self._worker.submit(operation, work)
             elif operation.name != name:
                 raise BadRequest(f"Idempotency-Key: it names a {operation.name}, send another")
@@ -195,11 +199,12 @@ class Trainer:
 class Sampler:
     """The sampler's routes."""
 
-    def __init__(self, worker: Worker, trainer: Trainer, limits: Limits) -> None:
+    def __init__(self, worker: Worker, trainer: Trainer, limits: Limits, tally: Tally) -> None:
         self._worker = worker
         self._engine = worker.engine
         self._trainer = trainer
         self._limits = limits
+        self._tally = tally
 
     def routes(self) -> list[Route]:
         """Every route of a sampler that this server has."""
@@ -239,13 +244,16 @@ class Sampler:
             if holding.cancelled_caught:
                 return refusal(408, f"policy version {floor} is not published yet: ask again")
             try:
-                return _sampled(job.prompt_ids, await self._worker.sample(job, int(floor)))
+                drawn = await self._worker.sample(job, int(floor))
             except NotServed as error:
                 return refusal(408, str(error))
             except Exception as error:  # the engine's; the request was checked before
                 return refusal(500, f"{type(error).__name__}: {error}")
+            self._tally.sampled(drawn.completions)
+            return _sampled(job.prompt_ids, drawn)
 
-        return await while_connected(request, answer)
+        with self._tally.sampling():
+            return await while_connected(request, answer)
 
 
 def _sampled(prompt: list[int], drawn: Drawn) -> Response:

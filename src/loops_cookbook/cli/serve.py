@@ -1,0 +1,222 @@
+"""`loops serve`: the embedded engine as a server, for as long as this command runs.
+
+The engine is a child process that ends with this one, however that ended, and whose log is
+stderr; torch is imported there alone. On loopback it serves whoever asks, unless a key is named;
+on any other address only with a key, which is read from the environment and never an argument.
+"""
+
+import ipaddress
+import json
+import os
+from collections.abc import Callable, Mapping
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from subprocess import PIPE
+from typing import Annotated, TypeAlias, cast
+
+import anyio
+import anyio.abc
+import typer
+from anyio.streams.buffered import BufferedByteReceiveStream
+
+from loops_cookbook.cli.options import DebugOption
+from loops_cookbook.cli.signals import until_signalled
+from loops_cookbook.config.environment import read_environment
+from loops_cookbook.config.locate import resolve_model
+from loops_cookbook.errors import EngineDied, MissingExtra, ModelError, UsageError
+from loops_cookbook.recipes.catalog import longest
+from loops_cookbook.services.spawn import API_KEY_VARIABLE, NEEDED, EngineOptions
+
+Ready: TypeAlias = Mapping[str, object]
+"""The engine's ready line."""
+
+_MOST_READY_BYTES = 65536
+
+ModelArgument: TypeAlias = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL", help="A folder, a bundled model or a fetched one.", show_default=False
+    ),
+]
+HostOption: TypeAlias = Annotated[
+    str, typer.Option(metavar="ADDRESS", help="Where to listen; beyond loopback with a key only.")
+]
+PortOption: TypeAlias = Annotated[
+    int, typer.Option(metavar="PORT", min=0, max=65535, help="Where to listen; 0: a free one.")
+]
+KeyOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        metavar="VARIABLE",
+        help="The environment variable that holds the key to ask for.",
+        show_default=False,
+    ),
+]
+LengthOption: TypeAlias = Annotated[
+    int | None,
+    typer.Option(metavar="TOKENS", min=2, help="Unset: what the model takes.", show_default=False),
+]
+RankOption: TypeAlias = Annotated[
+    int, typer.Option(metavar="RANK", min=0, help="Until a client says another; 0: every weight.")
+]
+AlphaOption: TypeAlias = Annotated[
+    float, typer.Option(metavar="ALPHA", help="An adapter is scaled by it over its rank.")
+]
+DeviceOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DEVICE", help="As torch names it. Unset: cuda, else cpu.", show_default=False
+    ),
+]
+DtypeOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DTYPE",
+        help="float32, bfloat16 or float16. Unset: by the device.",
+        show_default=False,
+    ),
+]
+ThreadsOption: TypeAlias = Annotated[
+    int | None,
+    typer.Option(metavar="COUNT", min=1, help="Unset: by the model's size.", show_default=False),
+]
+
+
+def serve(
+    model: ModelArgument,
+    host: HostOption = "127.0.0.1",
+    port: PortOption = 8000,
+    api_key_env: KeyOption = None,
+    max_seq_len: LengthOption = None,
+    lora_rank: RankOption = 32,
+    lora_alpha: AlphaOption = 32.0,
+    device: DeviceOption = None,
+    dtype: DtypeOption = None,
+    threads: ThreadsOption = None,
+    debug: DebugOption = False,
+) -> None:
+    """Serve a model to train and to sample, until it is interrupted."""
+    read_environment(Path.cwd()).apply()
+    folder = _folder(model)
+    environ = _environ(host, api_key_env)
+    if any(find_spec(module) is None for module in NEEDED):
+        raise MissingExtra("the embedded engine (loops serve)", "local")
+    options = EngineOptions(
+        model_dir=folder,
+        model_name=model,
+        max_seq_len=max_seq_len or longest(folder),
+        lora_rank=lora_rank,
+        lora_alpha=lora_alpha,
+        device=device,
+        dtype=dtype,
+        threads=threads,
+    )
+    command = [*options.command(), f"--host={host}", f"--port={port}"]
+    announce = partial(_announce, options, api_key_env)
+    statuses: list[int] = []
+    anyio.run(until_signalled, partial(_run, command, environ, announce, statuses))
+    _end_as_engine(statuses[0])
+
+
+def _folder(model: str) -> Path:
+    source = resolve_model(model, Path.cwd(), key="MODEL")
+    if source.directory is None:
+        raise ModelError(
+            f"MODEL: {model!r} is not on this machine; download it and name its folder, or name "
+            "one that `loops models` lists"
+        )
+    return source.directory
+
+
+def _environ(host: str, variable: str | None) -> dict[str, str]:
+    """The engine's environment, with the key in its own variable.
+
+    Raises:
+        UsageError: no key is named where there has to be one, or the one that is named is empty.
+    """
+    environ = {name: value for name, value in os.environ.items() if name != API_KEY_VARIABLE}
+    if variable is None:
+        if not _is_loopback(host):
+            raise UsageError(
+                f"--host {host}: other machines reach this address; name the variable that holds "
+                "the key to ask them for in --api-key-env, or serve on 127.0.0.1"
+            )
+        return environ
+    key = os.environ.get(variable, "").strip()
+    if not key:
+        raise UsageError(
+            f"--api-key-env: neither the environment nor .env has a {variable}; set it to the key "
+            "that clients shall send"
+        )
+    return environ | {API_KEY_VARIABLE: key}
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+async def _run(
+    command: list[str],
+    environ: Mapping[str, str],
+    announce: Callable[[Ready], None],
+    statuses: list[int],
+) -> None:
+    """Run the engine until it ends, and note how; leaving early ends it."""
+    async with await anyio.open_process(
+        command,
+        stdin=PIPE,  # its end is what ends the engine
+        stdout=PIPE,
+        stderr=None,
+        env=environ,
+        start_new_session=True,
+    ) as process:
+        line = await _first_line(process)
+        if line:
+            announce(cast(Ready, json.loads(line)))
+        statuses.append(await process.wait())
+
+
+async def _first_line(process: anyio.abc.Process) -> bytes:
+    """What the engine says once it serves; nothing if it ended before."""
+    assert process.stdout is not None
+    try:
+        stream = BufferedByteReceiveStream(process.stdout)
+        return await stream.receive_until(b"\n", _MOST_READY_BYTES)
+    except (anyio.EndOfStream, anyio.IncompleteRead):
+        return b""
+
+
+def _announce(options: EngineOptions, variable: str | None, ready: Ready) -> None:
+    """Say where it serves, and how a config and a client get there."""
+    url, engine = str(ready["url"]), cast(Mapping[str, object], ready["engine"])
+    trained = f"LoRA rank {options.lora_rank}" if options.lora_rank else "every weight"
+    key = f"send `Authorization: Api-Key ${variable}`" if variable else "none is asked for"
+    header = f' -H "Authorization: Api-Key ${variable}"' if variable else ""
+    lines = [
+        f"Serving {options.model_name} on {url}: {trained}, up to {options.max_seq_len} tokens, "
+        f"{engine['device']}, {engine['dtype']}",
+        "  a client: any that speaks the Loops protocol, trainer and sampler on this address; "
+        f"base_model {options.model_name!r}",
+        f"  the key: {key}",
+        f"  numbers: curl{header} {url}/metrics",
+        "Ctrl-C ends it, and with it what was trained.",
+    ]
+    typer.echo("\n".join(lines))
+
+
+def _end_as_engine(status: int) -> None:
+    """End as the engine did; it has told on stderr why.
+
+    Raises:
+        EngineDied: nobody asked it to, and nothing was refused.
+    """
+    if status == UsageError.exit_status:
+        raise typer.Exit(status)
+    raise EngineDied(
+        f"the embedded engine ended with status {status}, see above; if its last line is no error, "
+        "the system may have run out of memory"
+    )
