@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from loops_cookbook.cli.app import app
-from loops_cookbook.services.spawn import NEEDED
+from loops_cookbook.services.extras import LOCAL
 
 LOOPS = str(Path(sys.executable).with_name("loops"))
 COUNTING = "models/counting"
@@ -65,7 +65,7 @@ def test_a_model_that_is_not_here_is_refused(model: str, told: str) -> None:
 
 
 def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, NEEDED[0], None)
+    monkeypatch.setitem(sys.modules, LOCAL[0], None)
     assert 'uv add "loops-cookbook[local]"' in refusal(COUNTING)
 
 

@@ -1,22 +1,38 @@
 """Log records of this package become notes of the run."""
 
 import logging
+from collections import Counter
 from collections.abc import Generator
 from contextlib import contextmanager
 
+from loops_cookbook.problems import one_line
 from loops_cookbook.records import Level, Recorder
 
 _PACKAGE = "loops_cookbook"
+
+
+_MOST_ALIKE = 3
+"""Notes that come from one line of code; what it says further is left out, and that is said."""
 
 
 class _Notes(logging.Handler):
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
         self._recorder = recorder
-        self.setFormatter(logging.Formatter("%(message)s"))
+        self._alike: Counter[tuple[str, int]] = Counter()
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._recorder.note(_level(record.levelno), self.format(record))
+        where = (record.pathname, record.lineno)
+        self._alike[where] += 1
+        if self._alike[where] > _MOST_ALIKE:
+            return
+        text = record.getMessage()
+        if record.exc_info and record.exc_info[1] is not None:
+            error = record.exc_info[1]
+            text += f" ({type(error).__name__}: {one_line(str(error))})"
+        if self._alike[where] == _MOST_ALIKE:
+            text += "; more like this are not told"
+        self._recorder.note(_level(record.levelno), text)
 
 
 @contextmanager

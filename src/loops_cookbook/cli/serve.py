@@ -10,7 +10,6 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from subprocess import PIPE
 from typing import Annotated, TypeAlias, cast
@@ -26,7 +25,8 @@ from loops_cookbook.config.environment import read_environment
 from loops_cookbook.config.locate import resolve_model
 from loops_cookbook.errors import EngineDied, MissingExtra, ModelError, UsageError
 from loops_cookbook.recipes.catalog import longest
-from loops_cookbook.services.spawn import API_KEY_VARIABLE, NEEDED, EngineOptions
+from loops_cookbook.services.command import API_KEY_VARIABLE, EngineOptions
+from loops_cookbook.services.extras import LOCAL, is_installed
 
 Ready: TypeAlias = Mapping[str, object]
 """The engine's ready line."""
@@ -100,7 +100,7 @@ def serve(
     read_environment(Path.cwd()).apply()
     folder = _folder(model)
     environ = _environ(host, api_key_env)
-    if any(find_spec(module) is None for module in NEEDED):
+    if not is_installed(LOCAL):
         raise MissingExtra("the embedded engine (loops serve)", "local")
     options = EngineOptions(
         model_dir=folder,

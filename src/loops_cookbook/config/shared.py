@@ -25,8 +25,8 @@ class ModelTable(StrictModel):
     """The model that is trained."""
 
     name: Text
-    """A hub id, a local folder, a bundled model such as `models/counting`, or one that `loops models
-    fetch` has fetched, such as `smollm2-135m`. A folder of that path
+    """A hub id, a local folder, a bundled model such as `models/counting`, or one that
+    `loops models fetch` has fetched, such as `smollm2-135m`. A folder of that path
     beside the config or in the working directory goes before the others."""
 
     max_seq_len: Annotated[int, Field(ge=2)] = 1024

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from loops_cookbook.errors import LoopsError, UsageError
-from loops_cookbook.services.spawn import API_KEY_VARIABLE
+from loops_cookbook.services.command import API_KEY_VARIABLE
 
 logger = logging.getLogger("loops_cookbook.local")
 

@@ -55,6 +55,7 @@ class Limits:
 MOST_DIGITS = 18
 """Of a policy version."""
 
+
 class Trainer:
     """The trainer's routes, and which run it trains."""
 

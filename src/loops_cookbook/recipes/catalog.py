@@ -22,8 +22,8 @@ from loops_cookbook.config.bundled import bundled_models
 from loops_cookbook.config.fetched import FETCHABLE, is_fetched
 from loops_cookbook.config.locate import ModelSource, resolve_model
 from loops_cookbook.errors import ModelError
-from loops_cookbook.recipes.launch import engine_is_installed
 from loops_cookbook.renderers.tokenizers import read_json
+from loops_cookbook.services.extras import LOCAL, is_installed
 
 LORA_RANK = 32
 """The rank that a config has unless it says another."""
@@ -155,7 +155,7 @@ def memory_needed(facts: Facts, machine: Machine) -> dict[Use, int]:
 
 def this_machine() -> Machine:
     """The GPU that torch sees, else the CPU with the memory that this process may have."""
-    if engine_is_installed() and (shutil.which("nvidia-smi") or Path("/dev/nvidia0").exists()):
+    if is_installed(LOCAL) and (shutil.which("nvidia-smi") or Path("/dev/nvidia0").exists()):
         command = [sys.executable, "-P", "-m", "loops_cookbook.local", "device"]
         with suppress(OSError, subprocess.SubprocessError, ValueError, KeyError):
             done = subprocess.run(command, capture_output=True, timeout=60, check=True)

@@ -109,8 +109,8 @@ def _engine_warnings(plan: Plan, values: Mapping[str, str]) -> list[str]:
                 'needs it: run `uv add "loops-cookbook[local]"`'
             ]
         return []
-    needs = "" if values.get(KEY_VARIABLE) else f" needs {KEY_VARIABLE} in the environment or .env"
-    needs = needs or " cannot train on hosted Loops in this version"
+    key = "" if values.get(KEY_VARIABLE) else f"{KEY_VARIABLE} in the environment or .env, and "
+    needs = f" needs {key}a later version: this one cannot train on hosted Loops"
     return [
         f"{plan.model.name} was not confirmed: nobody was asked whether Loops serves it at "
         f"max_seq_len {plan.config.model.max_seq_len}; `loops run`{needs}; or {WAYS_OUT}"

@@ -15,6 +15,7 @@ from loops_cookbook.recipes.plan import Plan
 from loops_cookbook.recipes.scope import KEY_VARIABLE, WAYS_OUT
 from loops_cookbook.rundir.layout import RunFolder
 from loops_cookbook.services.base import Service
+from loops_cookbook.services.command import EngineOptions
 from loops_cookbook.services.extras import LOCAL, is_installed
 
 
@@ -30,7 +31,8 @@ def require_service(plan: Plan, values: Mapping[str, str]) -> None:
     elif not values.get(KEY_VARIABLE):
         raise UsageError(
             f"model.name: {plan.model.name!r} is not on this machine, and hosted Loops needs "
-            f"{KEY_VARIABLE}, which neither the environment nor .env has; set it, or {WAYS_OUT}"
+            f"{KEY_VARIABLE}, which neither the environment nor .env has, and a later version of "
+            f"loops-cookbook; {WAYS_OUT}"
         )
     else:
         raise UsageError(
@@ -65,7 +67,7 @@ async def open_service(
     """
     # The client's libraries take as long to import as all that check needs.
     from loops_cookbook.services.gather import loop_settled
-    from loops_cookbook.services.spawn import EngineOptions, local_engine
+    from loops_cookbook.services.spawn import local_engine
 
     model = plan.config.model
     assert plan.model.directory is not None, "only models on this machine are let through"

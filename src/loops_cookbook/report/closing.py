@@ -82,4 +82,6 @@ def _attempts(counts: Mapping[str, int]) -> str:
         parts.append(
             f"{counts.get(f'attempts/{kind}', 0):,} {kind}" + (f" ({told})" if told else "")
         )
-    return f"{counts.get('attempts/finished', 0):,}: {', '.join(parts)}"
+    cut = counts.get("attempts/timed_out", 0)
+    clock = f"; {cut:,} cut by their clock" if cut else ""
+    return f"{counts.get('attempts/finished', 0):,}: {', '.join(parts)}{clock}"

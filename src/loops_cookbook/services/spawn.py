@@ -10,10 +10,9 @@ import json
 import os
 import secrets
 import signal
-import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from subprocess import PIPE
 from typing import BinaryIO, cast
@@ -25,46 +24,18 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 
 from loops_cookbook.errors import EngineDied, MissingExtra, ModelError, UsageError
 from loops_cookbook.services.base import Sampler, Trainer
+from loops_cookbook.services.command import API_KEY_VARIABLE, EngineOptions
 from loops_cookbook.services.extras import LOCAL, is_installed
 from loops_cookbook.services.gather import GatheringSampler, loop_settled
 from loops_cookbook.services.http import HttpSampler, HttpTrainer
 from loops_cookbook.services.transport import open_transport
 
-API_KEY_VARIABLE = "LOOPS_ENGINE_API_KEY"
 START_SECONDS = 600.0
 """For loading a model."""
 END_SECONDS = 5.0
 """Between asking the child to end and killing it."""
 LAST_WORDS = 3
 """Lines of its log that tell how it ended."""
-
-
-@dataclass(frozen=True, slots=True)
-class EngineOptions:
-    """What the embedded engine is started with."""
-
-    model_dir: Path
-    """Holds config.json, weights and a tokenizer."""
-    model_name: str
-    """What requests call the model."""
-    max_seq_len: int
-    lora_rank: int
-    """0 trains every weight."""
-    lora_alpha: float = 32.0
-    seed: int = 0
-    device: str | None = None
-    """None: cuda where there is one, else cpu."""
-    dtype: str | None = None
-    threads: int | None = None
-
-    def command(self) -> list[str]:
-        """The command line of the child; None is left out."""
-        # -P: a file in the working directory must not stand in for a module of the engine.
-        line = [sys.executable, "-P", "-m", "loops_cookbook.local", "serve", "--end-with-stdin"]
-        for name, value in asdict(self).items():
-            if value is not None:
-                line.append(f"--{name.replace('_', '-')}={value}")
-        return line
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,36 @@
+"""The command that starts the embedded engine; light, so that every command may know it."""
+
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+API_KEY_VARIABLE = "LOOPS_ENGINE_API_KEY"
+"""Hands the engine its key; an argument could be read by others."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """What the embedded engine is started with."""
+
+    model_dir: Path
+    """Holds config.json, weights and a tokenizer."""
+    model_name: str
+    """What requests call the model."""
+    max_seq_len: int
+    lora_rank: int
+    """0 trains every weight."""
+    lora_alpha: float = 32.0
+    seed: int = 0
+    device: str | None = None
+    """None: cuda where there is one, else cpu."""
+    dtype: str | None = None
+    threads: int | None = None
+
+    def command(self) -> list[str]:
+        """The command line of the child; None is left out."""
+        # -P: a file in the working directory must not stand in for a module of the engine.
+        line = [sys.executable, "-P", "-m", "loops_cookbook.local", "serve", "--end-with-stdin"]
+        for name, value in asdict(self).items():
+            if value is not None:
+                line.append(f"--{name.replace('_', '-')}={value}")
+        return line
