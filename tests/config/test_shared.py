@@ -20,8 +20,14 @@ def test_a_scope_that_exists_is_taken(scope: str) -> None:
 
 def test_any_other_scope_is_refused_with_those_that_exist() -> None:
     assert told(ComputeTable, {"scope": "mars"}) == [
-        "scope: found 'mars'; use 'local', 'serverless', 'dedicated' or 'deployment'"
+        "scope: there is no scope 'mars'; it is one of local, serverless, dedicated, deployment, "
+        "or module:factory for a service of your own"
     ]
+
+
+def test_a_service_of_ones_own_is_named_as_module_and_factory() -> None:
+    table = ComputeTable.model_validate({"scope": "own:create", "options": {"a": 1}})
+    assert (table.scope, table.options) == ("own:create", {"a": 1})
 
 
 def test_a_model_has_a_name_and_usual_settings() -> None:

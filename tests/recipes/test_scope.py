@@ -36,6 +36,18 @@ def test_deployment_is_another_name_of_dedicated() -> None:
     assert chosen(variable="deployment").scope == "dedicated"
 
 
+@pytest.mark.parametrize("where", ["flag", "configured", "variable"])
+def test_a_service_of_ones_own_is_named_by_its_factory(where: str) -> None:
+    own = chosen(**{where: "own_service:create"}, here=True)
+    assert (own.scope, own.factory, own.told) == ("own", own.told, "own_service:create")
+    assert own.is_own
+    assert not own.is_local
+
+
+def test_a_run_is_told_of_its_scope() -> None:
+    assert [chosen(here=True).told, chosen().told] == ["local", "hosted"]
+
+
 def test_an_empty_value_says_nothing() -> None:
     assert chosen(flag="", configured="serverless").scope == "serverless"
 

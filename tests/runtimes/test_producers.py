@@ -6,8 +6,9 @@ import anyio
 import pytest
 
 from loops_cookbook.errors import EpisodeError
-from loops_cookbook.runtimes import MAIN, Policy, Producers
-from loops_cookbook.testing import PlainRenderer, ScriptedSampler
+from loops_cookbook.runtimes import MAIN, Judge, Policy, Producers
+from loops_cookbook.runtimes.producers import producers_summary
+from loops_cookbook.testing import PlainRenderer, ScriptedChat, ScriptedSampler
 
 
 @pytest.fixture
@@ -19,11 +20,15 @@ def policy(name: str, limiter: anyio.CapacityLimiter | None = None) -> Policy:
     return Policy(name, ScriptedSampler([]), PlainRenderer(), limiter)
 
 
-def test_the_check_report_names_who_is_trained() -> None:
-    assert Producers(policy(MAIN)).summary == ("main (trainable); a call that names none uses main")
-    others = {name: policy(name) for name in ("judge", "critic")}
-    assert Producers(policy(MAIN), others).summary == (
-        "main (trainable), critic, judge; a call that names none uses main"
+def test_the_check_report_names_who_is_trained_and_where_others_are_asked() -> None:
+    assert producers_summary({}) == "main (trainable); a call that names none uses main"
+    others = {
+        "judge": Judge("judge", ScriptedChat([]), "qwen3 at https://host/v1"),
+        "critic": policy("critic"),
+    }
+    assert producers_summary(others) == (
+        "main (trainable), critic, judge (qwen3 at https://host/v1); a call that names none uses "
+        "main"
     )
 
 

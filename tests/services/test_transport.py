@@ -189,8 +189,8 @@ class TestDetail:
     def test_the_server_is_quoted_in_one_line(self, body: bytes, told: str) -> None:
         assert detail(Answer(500, {}, body)) == told
 
-    def test_a_page_of_html_is_cut(self) -> None:
-        assert len(detail(Answer(502, {}, b"x" * 10_000))) == 500
+    def test_an_error_in_openai_form_is_read(self) -> None:
+        assert detail(Answer(400, {}, b'{"error":{"type":"t","message":"a"}}')) == "a"
 
 
 @pytest.mark.anyio
@@ -231,6 +231,13 @@ class TestCall:
             with pytest.raises(ServiceRefused) as caught:
                 await transport.call("sample", "POST", "/sample")
         assert str(caught.value) == ("POST http://server/prefix/sample answered 422: n: at least 1")
+
+    async def test_a_page_of_html_is_cut(self) -> None:
+        script = Script(httpx.Response(422, text="x" * 10_000))
+        async with open_transport(SERVER, network=script.network) as transport:
+            with pytest.raises(ServiceRefused) as caught:
+                await transport.call("sample", "POST", "/sample")
+        assert len(str(caught.value)) < 600
 
     async def test_the_key_is_sent_and_told_to_nobody_else(
         self, caplog: pytest.LogCaptureFixture

@@ -29,7 +29,7 @@ ScopeOption: TypeAlias = Annotated[
     typer.Option(
         "--scope",
         metavar="SCOPE",
-        help="Who trains: local, serverless or dedicated. Goes before the config's.",
+        help="Who trains: local, serverless, dedicated or module:factory. Before the config's.",
         show_default=False,
     ),
 ]

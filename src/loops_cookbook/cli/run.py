@@ -23,7 +23,12 @@ from loops_cookbook.cli.signals import until_signalled
 from loops_cookbook.config.environment import read_environment
 from loops_cookbook.config.load import load_config
 from loops_cookbook.recipes.check import warnings_of
-from loops_cookbook.recipes.launch import open_service, rendering_limiter, require_service
+from loops_cookbook.recipes.launch import (
+    open_service,
+    rendering_limiter,
+    require_service,
+    with_judges,
+)
 from loops_cookbook.recipes.plan import Plan, plan_run
 from loops_cookbook.recipes.rl import run_rl
 from loops_cookbook.records import Fanout, RunRow, RunStatus
@@ -69,9 +74,13 @@ def _carry_out(plan: Plan, folder: RunFolder, warnings: Sequence[str]) -> None:
             rendering = rendering_limiter(plan)
             opener = partial(open_service, plan, folder, rendering=rendering)
             row = _run_row(plan, folder)
-            work = partial(
-                run_rl, plan, opener, recorder, row, rendering=rendering, on_stuck=_end_process
-            )
+
+            async def work() -> None:
+                async with with_judges(plan, os.environ) as ready:
+                    await run_rl(
+                        ready, opener, recorder, row, rendering=rendering, on_stuck=_end_process
+                    )
+
             anyio.run(until_signalled, work)
 
 
@@ -88,7 +97,7 @@ def _run_row(plan: Plan, folder: RunFolder) -> RunRow:
         run=folder.root.name,
         started_at=time.time(),
         recipe=plan.config.recipe,
-        scope=plan.scope.scope or "hosted",
+        scope=plan.scope.told,
         model=plan.model.name,
         updates=training.updates,
         attempts_per_update=training.groups_per_update * training.group_size,

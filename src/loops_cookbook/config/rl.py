@@ -11,6 +11,7 @@ from typing import Annotated, Literal, cast
 from pydantic import Field, field_validator, model_validator
 
 from loops_cookbook.config.base import Count, Seconds, StrictModel, Text
+from loops_cookbook.config.producers import ProducerTable
 from loops_cookbook.config.shared import ComputeTable, ModelTable, OutputTable, SamplingTable
 from loops_cookbook.learning.datums import Aggregation
 from loops_cookbook.learning.losses import PULLING_LOSSES, resolve_options
@@ -23,6 +24,8 @@ MOST_SLOTS = 1024
 """The most model calls (and gradings) at once, unless `[concurrency]` says otherwise."""
 
 _SET_NAME = re.compile(r"[A-Za-z0-9_-]+\Z")
+_MAIN = "main"
+"""The policy's own name among the producers."""
 
 
 class EpisodeTable(StrictModel):
@@ -248,6 +251,10 @@ class RLConfig(StrictModel):
     concurrency: ConcurrencyTable = ConcurrencyTable()
     clocks: ClocksTable = ClocksTable()
     evaluation: EvaluationTable = EvaluationTable()
+
+    producers: dict[str, ProducerTable] = Field(default_factory=dict[str, ProducerTable])
+    """Models beside the policy, by name."""
+
     output: OutputTable = OutputTable()
 
     @property
@@ -271,6 +278,13 @@ class RLConfig(StrictModel):
                 ("episode", "class"),
                 'missing; name the Episode to run, such as "episode:MyEpisode"',
             )
+        for name in self.producers:
+            if not _SET_NAME.match(name) or name == _MAIN:
+                yield Problem(
+                    ("producers", name),
+                    "a producer's name has letters, digits, - and _, and is not main, which is the "
+                    "policy; rename it",
+                )
         for place, tokens in self._reply_limits():
             if tokens >= self.model.max_seq_len:
                 yield Problem(

@@ -1,24 +1,39 @@
 """The tables that every recipe has: `[compute]`, `[model]`, `[sampling]` and `[output]`."""
 
 from collections.abc import Iterator
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from loops_cookbook.config.base import Count, Seconds, StrictModel, Text
-from loops_cookbook.problems import Problem
+from loops_cookbook.problems import Problem, found
 
-ScopeName: TypeAlias = Literal["local", "serverless", "dedicated", "deployment"]
-"""What `scope` may be called; `deployment` is another name of `dedicated`."""
+SCOPES = ("local", "serverless", "dedicated", "deployment")
+"""What `scope` may be called, a service of one's own apart; `deployment` is another name of
+`dedicated`."""
 
 
 class ComputeTable(StrictModel):
     """Who trains and who samples."""
 
-    scope: ScopeName | None = None
+    scope: Text | None = None
     """`local`: the embedded engine, started by the command; `serverless`, `dedicated` (also called
-    `deployment`): hosted Loops. `--scope` goes before it. Unset: `BASETEN_LOOPS_SCOPE`, else by
-    the model: a bundled model or a local folder is `local`."""
+    `deployment`): hosted Loops; `module:factory`: a service of your own, its module beside the
+    config. `--scope` goes before it. Unset: `BASETEN_LOOPS_SCOPE`, else by the model: a bundled
+    model or a local folder is `local`."""
+
+    options: dict[str, object] | None = None
+    """Options of a service of your own, validated by the model that its factory names."""
+
+    @field_validator("scope")
+    @classmethod
+    def _a_scope(cls, scope: str | None) -> str | None:
+        if scope is None or scope in SCOPES or ":" in scope:
+            return scope
+        raise ValueError(
+            f"there is no scope {found(scope)}; it is one of {', '.join(SCOPES)}, or "
+            "module:factory for a service of your own"
+        )
 
 
 class ModelTable(StrictModel):

@@ -17,12 +17,12 @@ import anyio.lowlevel
 
 from loops_cookbook.attempts import Call
 from loops_cookbook.episodes.history import Asked, Ended, History
+from loops_cookbook.episodes.record import TryRecord
 from loops_cookbook.errors import EpisodeError, ServiceError
 from loops_cookbook.messages import MalformedToolCall, Message, ToolCall
 from loops_cookbook.renderers.base import ParsedReply
-from loops_cookbook.runtimes.base import Place
-from loops_cookbook.runtimes.producers import MAIN, Policy, Producers
-from loops_cookbook.services.base import SampleParams
+from loops_cookbook.runtimes.producers import MAIN, Judge, Policy, Producer, Producers
+from loops_cookbook.services.base import Chat, ChatRequest, SampleParams
 from loops_cookbook.tokens import Ids, Logprobs, Origin, SampledTokens, Turn, ids_of, logprobs_of
 
 FinishReason: TypeAlias = Literal["stop", "length", "tool_calls", "context_full"]
@@ -51,45 +51,6 @@ class Reply:
     """The version of the policy that sampled it; None for models that are not the policy."""
 
 
-class TryRecord:
-    """What one try has sampled and said so far; it grows by whole calls."""
-
-    def __init__(self, place: Place, max_seq_len: int) -> None:
-        self.place = place
-        self.max_seq_len = max_seq_len
-        self.turns: list[Turn] = []
-        self.calls: list[Call] = []
-        self.context_full = False
-        self._started = 0
-        self._sampled = 0
-        self._promised = 0
-
-    def next_seed(self) -> int:
-        """The seed of the call that starts now."""
-        self._started += 1
-        return self.place.call_seed(self._started - 1)
-
-    def tokens_left(self, wanted: int) -> int:
-        """How many of the wanted tokens the attempt's limit still allows; calls at once share."""
-        limit = self.place.max_attempt_tokens
-        return wanted if limit is None else min(wanted, limit - self._sampled - self._promised)
-
-    @contextmanager
-    def promise(self, tokens: int) -> Generator[None]:
-        """Keep these tokens of the attempt's limit for one call while it is under way."""
-        self._promised += tokens
-        try:
-            yield
-        finally:
-            self._promised -= tokens
-
-    def add(self, turn: Turn) -> int:
-        """Record what was sampled; its index among the turns."""
-        self._sampled += len(turn.sampled.ids)
-        self.turns.append(turn)
-        return len(self.turns) - 1
-
-
 class Models(dict[str, "Model"]):
     """Models by name, for one phase of a try.
 
@@ -109,8 +70,8 @@ class Models(dict[str, "Model"]):
         """The first model call that failed for good, also where the episode swallowed it."""
         self._producers = producers
         self[MAIN] = Model(producers.main, self, is_policy=True)
-        for name, policy in producers.others.items():
-            self[name] = Model(policy, self, is_policy=False)
+        for name, producer in producers.others.items():
+            self[name] = Model(producer, self, is_policy=False)
 
     def __missing__(self, name: str) -> "Model":
         return Model(self._producers.get(name), self, is_policy=False)
@@ -118,6 +79,16 @@ class Models(dict[str, "Model"]):
     def close(self) -> None:
         """End the phase: calls under way are not recorded, later ones are refused."""
         self.is_open = False
+
+    @contextmanager
+    def noting_failure(self) -> Generator[None]:
+        """Around a call: what it raises is kept beside being raised."""
+        try:
+            yield
+        # An agent that swallows it must not be graded for it.
+        except Exception as error:
+            self.failure = self.failure or error
+            raise
 
     def require_open(self) -> None:
         """Refuse a call after the phase.
@@ -135,26 +106,26 @@ class Models(dict[str, "Model"]):
 class Model:
     """A named model; the one named `main` is the policy."""
 
-    def __init__(self, policy: Policy, models: Models, *, is_policy: bool) -> None:
-        self._policy = policy
+    def __init__(self, producer: Producer, models: Models, *, is_policy: bool) -> None:
+        self._producer = producer
         self._models = models
         self._is_policy = is_policy
 
     @property
     def name(self) -> str:
         """Its name in the config."""
-        return self._policy.name
+        return self._producer.name
 
     def conversation(self) -> "Conversation":
         """A conversation that is yet to begin; a model may hold several."""
-        return Conversation(self._policy, self._models, is_policy=self._is_policy)
+        return Conversation(self._producer, self._models, is_policy=self._is_policy)
 
 
 class Conversation:
     """Calls of one model that may go on from one another."""
 
-    def __init__(self, policy: Policy, models: Models, *, is_policy: bool) -> None:
-        self._policy = policy
+    def __init__(self, producer: Producer, models: Models, *, is_policy: bool) -> None:
+        self._producer = producer
         self._models = models
         self._record = models.record
         self._is_policy = is_policy
@@ -174,6 +145,9 @@ class Conversation:
         call are extended; else they begin a new sequence. Calls may run at once: each is a branch
         of its own. Temperature, top_p and top_k are the config's.
 
+        A judge, which is a model of `[producers]`, is sent all messages each time. Its reply has
+        no token ids, no logprobs and no policy version.
+
         Args:
             messages: all that the model shall see, in OpenAI form, system message included.
             max_tokens: the limit of this reply, in place of the config's; what is left of the
@@ -185,6 +159,8 @@ class Conversation:
             ServiceError: the model did not answer; the attempt will not be graded.
         """
         self._models.require_open()
+        if isinstance(self._producer, Judge):
+            return await self._judged(self._producer.chat, messages, max_tokens, stop)
         seed = self._record.next_seed()
         wanted, stops = self._wishes(max_tokens, stop)
         asked = self._history.ask(messages)
@@ -200,6 +176,36 @@ class Conversation:
         reply = self._reply(sampled, sampled.stop, parsed)
         call = self._recorded(asked, reply, origin, turn)
         self._history.end(asked, call.reply, Ended(prompt_ids, sampled.ids))
+        return reply
+
+    @property
+    def _policy(self) -> Policy:
+        """The producer, of which the caller knows that it takes token ids."""
+        assert isinstance(self._producer, Policy)
+        return self._producer
+
+    async def _judged(
+        self,
+        chat: Chat,
+        messages: Sequence[Message],
+        max_tokens: int | None,
+        stop: str | Sequence[str] | None,
+    ) -> Reply:
+        """What a model says that takes messages: all it is sent each time, and no ids come back."""
+        _, stops = self._wishes(max_tokens, () if stop is None else stop)
+        asked = self._history.ask(messages)
+        request = ChatRequest(asked.messages, max_tokens=max_tokens, stop=stops)
+        with self._models.noting_failure():
+            answer = await chat.complete(request)
+        self._models.require_open()
+        parsed = ParsedReply(
+            answer.content,
+            answer.reasoning_content,
+            answer.tool_calls,
+            answer.malformed_tool_calls,
+        )
+        reply = self._reply(_NOTHING, answer.finish_reason, parsed)
+        self._recorded(asked, reply, asked.origin, None)
         return reply
 
     def _wishes(
@@ -254,7 +260,7 @@ class Conversation:
 
     async def _call(self, prompt_ids: Ids, params: SampleParams) -> SampledTokens:
         models, place = self._models, self._record.place
-        try:
+        with models.noting_failure():
             completions = await self._policy.sampler.sample(
                 prompt_ids,
                 params,
@@ -266,10 +272,6 @@ class Conversation:
                     f"the sampler of {self._policy.name} gave {len(completions)} completions "
                     "where one was asked for: mend the sampler"
                 )
-        # Kept beside being raised: an agent that swallows it must not be graded for it.
-        except Exception as error:
-            models.failure = models.failure or error
-            raise
         models.require_open()
         return completions[0]
 
@@ -309,7 +311,7 @@ class Conversation:
 
     def _recorded(self, asked: Asked, reply: Reply, origin: Origin, turn: int | None) -> Call:
         call = Call(
-            producer=self._policy.name,
+            producer=self._producer.name,
             messages=asked.messages,
             tools=(),
             # The agent appends the message to its history, and may change it there.

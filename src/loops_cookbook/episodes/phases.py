@@ -98,6 +98,11 @@ class GroupAttempt:
     """What `grade` gave; None where the Episode grades groups only."""
     metadata: Mapping[str, Scalar]
     timed_out: bool
+    """A deadline cut the agent."""
+    context_full: bool
+    """A prompt no longer fitted the window."""
+    retried: bool
+    """An earlier try was thrown away."""
     transcript: tuple[Call, ...]
 
 

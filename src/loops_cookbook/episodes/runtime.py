@@ -18,7 +18,7 @@ from pydantic import BaseModel
 
 from loops_cookbook.attempts import Attempt, Scalar
 from loops_cookbook.episodes.compute import Workers
-from loops_cookbook.episodes.conversation import Models, TryRecord
+from loops_cookbook.episodes.conversation import Models
 from loops_cookbook.episodes.episode import Declared, Episode, declared
 from loops_cookbook.episodes.phases import (
     Grading,
@@ -28,6 +28,7 @@ from loops_cookbook.episodes.phases import (
     Sampling,
     Setup,
 )
+from loops_cookbook.episodes.record import TryRecord
 from loops_cookbook.errors import Discard, EpisodeError
 from loops_cookbook.problems import found
 from loops_cookbook.runtimes.base import (
@@ -193,6 +194,8 @@ class EpisodeLease:
             reward=attempt.reward if self._says.grades_attempts else None,
             metadata=attempt.metadata,
             timed_out=attempt.flags.timed_out,
+            context_full=attempt.flags.context_full,
+            retried=attempt.flags.retried,
             transcript=attempt.calls,
         )
 

@@ -9,9 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from loops_cookbook.recipes.plan import Plan
+from loops_cookbook.recipes.producers import producer_warnings
 from loops_cookbook.recipes.scope import KEY_VARIABLE, WAYS_OUT
 from loops_cookbook.renderers.detect import Detection
 from loops_cookbook.renderers.images import images_line
+from loops_cookbook.runtimes.producers import producers_summary
 from loops_cookbook.services.extras import LOCAL, is_installed
 
 LAST_LINE = "Configuration and runtime checked; no sandbox or Loops trainer launched."
@@ -59,16 +61,18 @@ def check_report(plan: Plan, values: Mapping[str, str]) -> CheckReport:
         _clock_line(plan),
         f"Concurrency: {config.sampling_slots} sampling "
         f"(+{config.concurrency.start_ahead} started ahead); {config.grading_slots} grading",
-        "Producers: main (trainable); a call that names none uses main",
+        f"Producers: {producers_summary(plan.others)}",
         LAST_LINE,
     ]
     return CheckReport(tuple(lines), warnings_of(plan, values), plan.detection)
 
 
 def _model_line(plan: Plan) -> list[str]:
+    length = f"max_seq_len {plan.config.model.max_seq_len}"
+    if plan.scope.is_own:
+        return [f"Service: {plan.scope.factory}; model {plan.model.name}; {length}"]
     if not plan.scope.is_local:
         return []
-    length = f"max_seq_len {plan.config.model.max_seq_len}"
     limit = f" (up to {plan.model_limit})" if plan.model_limit else ""
     return [f"Local model: {plan.model.name}; {length}{limit}"]
 
@@ -94,6 +98,7 @@ def warnings_of(plan: Plan, values: Mapping[str, str]) -> tuple[str, ...]:
     """What to know before a run, one line each, with what to do."""
     return (
         *_engine_warnings(plan, values),
+        *producer_warnings(plan.config.producers, values),
         *plan.detection.warnings,
         *_bias_warnings(plan),
         *_task_warnings(plan),
@@ -108,6 +113,8 @@ def _engine_warnings(plan: Plan, values: Mapping[str, str]) -> list[str]:
                 "the embedded engine needs the extra 'local', which is not installed; `loops run` "
                 'needs it: run `uv add "loops-cookbook[local]"`'
             ]
+        return []
+    if plan.scope.is_own:
         return []
     key = "" if values.get(KEY_VARIABLE) else f"{KEY_VARIABLE} in the environment or .env, and "
     needs = f" needs {key}a later version: this one cannot train on hosted Loops"

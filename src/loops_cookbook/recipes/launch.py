@@ -5,16 +5,19 @@ Whatever cannot be had is refused here, before a run folder or a process is made
 
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 
 import anyio
 import anyio.to_thread
 
 from loops_cookbook.errors import MissingExtra, ModelError, UsageError
+from loops_cookbook.recipes.own_service import OwnService, open_own_service
 from loops_cookbook.recipes.plan import Plan
+from loops_cookbook.recipes.producers import open_judges, require_keys
 from loops_cookbook.recipes.scope import KEY_VARIABLE, WAYS_OUT
 from loops_cookbook.rundir.layout import RunFolder
-from loops_cookbook.services.base import Service
+from loops_cookbook.services.base import Service, ServiceContext
 from loops_cookbook.services.command import EngineOptions
 from loops_cookbook.services.extras import LOCAL, is_installed
 
@@ -25,9 +28,12 @@ def require_service(plan: Plan, values: Mapping[str, str]) -> None:
     Raises:
         UsageError: what is missing, and the ways out.
     """
+    require_keys(plan.config.producers, values)
     if plan.scope.is_local:
         if not is_installed(LOCAL):
             raise MissingExtra("the embedded engine (scope local)", "local")
+    elif plan.scope.is_own:
+        pass
     elif not values.get(KEY_VARIABLE):
         raise UsageError(
             f"model.name: {plan.model.name!r} is not on this machine, and hosted Loops needs "
@@ -65,6 +71,11 @@ async def open_service(
         UsageError: the engine refused the model.
         EngineDied: the engine ended, or did not serve in time.
     """
+    if plan.own_service is not None:
+        context = _service_context(plan, plan.own_service, folder)
+        async with open_own_service(plan.own_service, context) as own:
+            yield own
+        return
     # The client's libraries take as long to import as all that check needs.
     from loops_cookbook.services.gather import loop_settled
     from loops_cookbook.services.spawn import local_engine
@@ -85,6 +96,28 @@ async def open_service(
         options, run_id=folder.root.name, log_path=log, settle=settle
     ) as service:
         yield service
+
+
+@asynccontextmanager
+async def with_judges(plan: Plan, values: Mapping[str, str]) -> AsyncGenerator[Plan]:
+    """The plan with models beside the policy that can be called, for the length of the block."""
+    async with open_judges(plan.config.producers, values) as judges:
+        yield replace(plan, others={**plan.others, **judges})
+
+
+def _service_context(plan: Plan, own: OwnService, folder: RunFolder) -> ServiceContext:
+    model = plan.config.model
+    return ServiceContext(
+        run_id=folder.root.name,
+        run_folder=folder.root,
+        model=plan.model.name,
+        model_directory=plan.model.directory,
+        max_seq_len=model.max_seq_len,
+        lora_rank=model.lora_rank,
+        lora_alpha=model.lora_alpha,
+        seed=model.seed,
+        options=own.options,
+    )
 
 
 async def _rendered(limiter: anyio.CapacityLimiter) -> None:

@@ -20,12 +20,16 @@ from loops_cookbook.config.load import LoadedConfig
 from loops_cookbook.config.locate import ModelSource, resolve_model
 from loops_cookbook.config.rl import EvaluationSet, RLConfig
 from loops_cookbook.episodes.episode import Episode, declared
+from loops_cookbook.episodes.mentions import models_named
 from loops_cookbook.errors import ConfigError, EpisodeError, ModelError
-from loops_cookbook.recipes.scope import Chosen, choose_scope
+from loops_cookbook.problems import nearest
+from loops_cookbook.recipes.own_service import OwnService
+from loops_cookbook.recipes.producers import planned_judges
+from loops_cookbook.recipes.scope import CONFIGURED, Chosen, choose_scope
 from loops_cookbook.renderers.base import Renderer
 from loops_cookbook.renderers.detect import Detection, detect
 from loops_cookbook.runtimes.base import Capabilities, Clocks, Runtime, RuntimeContext
-from loops_cookbook.runtimes.producers import MAIN, Policy, Producers
+from loops_cookbook.runtimes.producers import MAIN, Policy, Producer, Producers
 from loops_cookbook.services.base import SampleParams, Sampler
 from loops_cookbook.tasks import Task, load_tasks
 
@@ -79,6 +83,9 @@ class Plan:
     sets: tuple[PlannedSet, ...]
     detection: Detection
     capabilities: Capabilities
+    others: Mapping[str, Producer]
+    """Models beside the policy; to be replaced by ones that can be called."""
+    own_service: OwnService | None = None
 
     @property
     def config(self) -> RLConfig:
@@ -106,8 +113,8 @@ class Plan:
         self, sampler: Sampler, renderer: Renderer, limiter: CapacityLimiter | None = None
     ) -> Runtime:
         """The runtime over a policy that is really served."""
-        policy = Policy(MAIN, sampler, renderer, limiter)
-        return self.code.create_runtime(_context(self.config, self.tasks, self.code, policy))
+        producers = Producers(Policy(MAIN, sampler, renderer, limiter), self.others)
+        return self.code.create_runtime(_context(self.config, self.tasks, self.code, producers))
 
 
 def plan_run(
@@ -134,7 +141,7 @@ def plan_run(
         environment=values,
         model_is_here=model.directory is not None,
     )
-    limit = _model_limit(config, model, chosen)
+    limit = None if chosen.is_own else _model_limit(config, model, chosen)
     code = _user_code(loaded)
     tasks = load_tasks(loaded.beside(config.episode.tasks), code.task_model)
     sets = tuple(
@@ -148,9 +155,9 @@ def plan_run(
         tokenizer=_tokenizer(config, loaded),
         thinking_retention=config.model.thinking_retention,
     )
-    capabilities = code.create_runtime(
-        _context(config, tasks, code, cast(Policy, _NotLaunched()))
-    ).capabilities
+    others = planned_judges(config.producers)
+    producers = Producers(cast(Policy, _NotLaunched()), others)
+    capabilities = code.create_runtime(_context(config, tasks, code, producers)).capabilities
     return Plan(
         loaded=loaded,
         environment=environment,
@@ -162,6 +169,8 @@ def plan_run(
         sets=sets,
         detection=detection,
         capabilities=capabilities,
+        others=others,
+        own_service=_own_service(loaded, chosen),
     )
 
 
@@ -245,10 +254,34 @@ def _user_code(loaded: LoadedConfig) -> UserCode:
         config.episode.class_, loaded.directory, key="episode.class", base=Episode
     )
     says = declared(episode_class)
+    _require_producers(episode_class, config)
     episode_options = loaded.options(
         says.options_model, config.episode.options, place=("episode", "options")
     )
     return UserCode(factory, options, episode_class, episode_options, says.task_model)
+
+
+def _require_producers(episode_class: type[Episode[Any, Any]], config: RLConfig) -> None:
+    known = (MAIN, *config.producers)
+    for name, place in models_named(episode_class).items():
+        if name not in known:
+            near = nearest(name, known)
+            guess = f", or did you mean {near}?" if near else ""
+            raise EpisodeError(
+                f"{place}: asks for the model {name!r}, and the config has no "
+                f"[producers.{name}]; add it{guess}"
+            )
+
+
+def _own_service(loaded: LoadedConfig, chosen: Chosen) -> OwnService | None:
+    place, table = ("compute", "options"), loaded.config.compute.options
+    if chosen.factory is None:
+        loaded.options(None, table, place=place)
+        return None
+    key = "compute.scope" if chosen.source == CONFIGURED else chosen.source
+    factory = import_callable(chosen.factory, loaded.directory, key=key)
+    schema = getattr(factory, "options_model", None)
+    return OwnService(chosen.factory, factory, loaded.options(schema, table, place=place))
 
 
 def _planned(
@@ -272,13 +305,15 @@ def _tokenizer(config: RLConfig, loaded: LoadedConfig) -> str | None:
     return str(beside) if beside.is_dir() else named
 
 
-def _context(config: RLConfig, tasks: Tasks, code: UserCode, policy: Policy) -> RuntimeContext:
+def _context(
+    config: RLConfig, tasks: Tasks, code: UserCode, producers: Producers
+) -> RuntimeContext:
     return RuntimeContext(
         tasks=tasks,
         options=code.runtime_options,
         episode_class=code.episode_class,
         episode_options=code.episode_options,
-        producers=Producers(policy),
+        producers=producers,
         max_seq_len=config.model.max_seq_len,
         rollout_seconds=config.clocks.rollout_seconds,
         release_seconds=config.clocks.release_seconds,

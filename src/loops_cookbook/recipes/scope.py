@@ -2,20 +2,23 @@
 
 `--scope` comes before `[compute] scope`, that before `BASETEN_LOOPS_SCOPE`; where none of them
 speaks, a model that lies on this machine is trained by the embedded engine, key or no key, and
-any other by hosted Loops. The rule only decides; whether that service can be had is asked later.
+any other by hosted Loops. A scope with a colon names a service of the user's own, `module:factory`.
+The rule only decides; whether that service can be had is asked later.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias, cast
 
+from loops_cookbook.config.shared import SCOPES
 from loops_cookbook.errors import ConfigError
 
-Scope: TypeAlias = Literal["local", "serverless", "dedicated"]
-SCOPES: tuple[Scope, ...] = get_args(Scope)
+Scope: TypeAlias = Literal["local", "serverless", "dedicated", "own"]
 
 SCOPE_VARIABLE = "BASETEN_LOOPS_SCOPE"
 KEY_VARIABLE = "BASETEN_API_KEY"
+CONFIGURED = "[compute] scope"
+"""The source of a scope that the config names."""
 
 WAYS_OUT = (
     "name a model on this machine, such as models/counting or a folder with a Hugging Face model, "
@@ -33,11 +36,23 @@ class Chosen:
     scope: Scope | None
     """None: hosted, and which of its two modes is the service's to say."""
     source: str
+    factory: str | None = None
+    """`module:factory` of the user's own service."""
 
     @property
     def is_local(self) -> bool:
         """Whether the embedded engine trains."""
         return self.scope == "local"
+
+    @property
+    def is_own(self) -> bool:
+        """Whether a service of the user's own trains."""
+        return self.scope == "own"
+
+    @property
+    def told(self) -> str:
+        """As `run.json` has it."""
+        return self.factory or self.scope or "hosted"
 
 
 def choose_scope(
@@ -54,11 +69,13 @@ def choose_scope(
     """
     named = (
         (flag, "--scope"),
-        (configured, "[compute] scope"),
+        (configured, CONFIGURED),
         (environment.get(SCOPE_VARIABLE), SCOPE_VARIABLE),
     )
     for value, source in named:
         if value:
+            if ":" in value:
+                return Chosen("own", source, value)
             return Chosen(_known(value, source), source)
     if model_is_here:
         return Chosen("local", "automatic: the model is on this machine")
@@ -66,8 +83,9 @@ def choose_scope(
 
 
 def _known(value: str, source: str) -> Scope:
-    scope = _ALIASES.get(value, value)
-    if scope not in SCOPES:
-        known = ", ".join((*SCOPES, *_ALIASES))
-        raise ConfigError(f"{source}: there is no scope {value!r}; it is one of {known}")
-    return scope
+    if value not in SCOPES:
+        raise ConfigError(
+            f"{source}: there is no scope {value!r}; it is one of {', '.join(SCOPES)}, or "
+            "module:factory for a service of your own"
+        )
+    return cast(Scope, _ALIASES.get(value, value))

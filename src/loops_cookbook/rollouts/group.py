@@ -108,6 +108,7 @@ class _RunningGroup:
     async def _grade(self) -> None:
         finished = [self._to_grade[index] for index in sorted(self._to_grade)]
         result = await _group_grade(self._context, self._start, finished)
+        finished = [replace(each, attempt=_with_all_calls(each)) for each in finished]
         self._to_grade.clear()
         if isinstance(result, Exception):
             for each in finished:
@@ -124,6 +125,13 @@ class _RunningGroup:
     def _report(self, attempt: Attempt) -> None:
         self._ended[attempt.index] = attempt
         self._context.on_end(attempt)
+
+
+def _with_all_calls(finished: Finished) -> Attempt:
+    """The attempt with the calls that its lease has recorded since, such as a judge's."""
+    if finished.lease is None:
+        return finished.attempt
+    return replace(finished.attempt, calls=finished.lease.recorded().calls)
 
 
 async def _group_grade(

@@ -11,16 +11,18 @@ from loops_cookbook.runtimes.base import (
     RuntimeContext,
     Slot,
 )
-from loops_cookbook.runtimes.producers import MAIN, Policy, Producers
+from loops_cookbook.runtimes.producers import MAIN, Judge, Policy, Producer, Producers
 
 __all__ = [
     "MAIN",
     "Capabilities",
     "Clocks",
     "Graded",
+    "Judge",
     "Lease",
     "Place",
     "Policy",
+    "Producer",
     "Producers",
     "Recorded",
     "Runtime",

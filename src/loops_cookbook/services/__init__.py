@@ -1,15 +1,20 @@
 """What this package asks of whoever trains and samples, and the values that go to and fro.
 
-A service of your own needs no base class: an object with the methods of `Service` serves, and
-its factory (`ServiceFactory`) is named in the config as `module:function`.
+A service of your own needs no base class: an object with the methods of `Service` serves. What
+`[compute] scope = "module:factory"` names is called with a `ServiceContext` and returns an async
+context manager that holds the service open for the length of a run.
 """
 
 from loops_cookbook.services.base import (
     AdamParams,
+    Chat,
+    ChatAnswer,
+    ChatRequest,
     LossSpec,
     SampleParams,
     Sampler,
     Service,
+    ServiceContext,
     ServiceFactory,
     StepResult,
     Trainer,
@@ -17,10 +22,14 @@ from loops_cookbook.services.base import (
 
 __all__ = [
     "AdamParams",
+    "Chat",
+    "ChatAnswer",
+    "ChatRequest",
     "LossSpec",
     "SampleParams",
     "Sampler",
     "Service",
+    "ServiceContext",
     "ServiceFactory",
     "StepResult",
     "Trainer",

@@ -1,17 +1,22 @@
-"""What the rest of the package asks of whoever trains and samples, as three Protocols.
+"""What the rest of the package asks of whoever trains, samples or judges, as Protocols.
 
 A `Sampler` turns prompt ids into sampled ids. A `Trainer` applies one batch and publishes the
-new policy. A `Service` is the pair for the length of a run. Nobody inherits from them: the HTTP
-clients, the doubles in `loops_cookbook.testing` and a user's own objects just have the methods.
-All methods may raise a `ServiceError` (`EngineDied` ends the run), and nothing else on purpose.
+new policy. A `Service` is the pair for the length of a run. A `Chat` is another model, which
+speaks in messages and is never trained. Nobody inherits from them: the HTTP clients, the doubles
+in `loops_cookbook.testing` and a user's own objects just have the methods. All methods may raise
+a `ServiceError` (`EngineDied` ends the run), and nothing else on purpose.
 """
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Protocol
+from pathlib import Path
+from typing import Literal, Protocol
+
+from pydantic import BaseModel
 
 from loops_cookbook.learning.datums import Datum
+from loops_cookbook.messages import MalformedToolCall, Message, Tool, ToolCall
 from loops_cookbook.tokens import Ids, Logprobs, SampledTokens
 
 
@@ -125,9 +130,63 @@ class Service(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class ServiceContext:
+    """What the factory of a service of one's own is given: `[compute] scope = "module:factory"`."""
+
+    run_id: str
+    """Name of the run's folder."""
+    run_folder: Path
+    """A place for logs."""
+    model: str
+    """`model.name`."""
+    model_directory: Path | None
+    """Where it lies, if that is on this machine."""
+    max_seq_len: int
+    lora_rank: int
+    lora_alpha: float
+    seed: int
+    """`model.seed`, of the first weights."""
+    options: BaseModel | None
+    """`[compute.options]`, validated by the factory's `options_model`; None without one."""
+
+
 class ServiceFactory(Protocol):
     """Opens a service for the length of a `with` block."""
 
     def __call__(self) -> AbstractAsyncContextManager[Service]:
         """Start it; leaving the block ends it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """One call of a model that speaks in messages."""
+
+    messages: tuple[Message, ...]
+    """In OpenAI form."""
+    tools: tuple[Tool, ...] = ()
+    tool_choice: object = None
+    """In OpenAI form; None leaves it to the service."""
+    max_tokens: int | None = None
+    """None: as the producer's settings have it."""
+    stop: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ChatAnswer:
+    """What a model said."""
+
+    content: str | None
+    reasoning_content: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    malformed_tool_calls: tuple[MalformedToolCall, ...] = ()
+    finish_reason: Literal["stop", "length", "tool_calls"] = "stop"
+
+
+class Chat(Protocol):
+    """A model that speaks in messages."""
+
+    async def complete(self, request: ChatRequest) -> ChatAnswer:
+        """The next assistant message."""
         ...

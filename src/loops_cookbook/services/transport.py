@@ -6,15 +6,19 @@ headers and body leave on every try, so an idempotency key is kept. A call tries
 `Patience.seconds`; how long a caller waits in all is the caller's own cancel scope. The API key
 stands in the client's headers and nowhere else: it is in no error, log line or repr.
 
-What is retried is the protocol's own list: servers that are still starting answer 400 or 404.
+What is retried is the protocol's own list: servers that are still starting answer 400 or 404. A
+chat API has another one, and its own word on when to come back; a call of it also ends where the
+next try would begin after its caller's clock, so that the clock does not hide what went wrong.
 """
 
 import ipaddress
 import json
+import math
 import random
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
 from importlib.metadata import version
 from typing import Literal, TypeAlias, cast
 
@@ -23,9 +27,10 @@ import httpx
 
 from loops_cookbook.errors import ServiceError, ServiceRefused, ServiceUnavailable
 
-Kind: TypeAlias = Literal["submit", "poll", "sample"]
+Kind: TypeAlias = Literal["submit", "poll", "sample", "chat"]
 """`submit`: a trainer's operation, or a plain GET. `poll`: a wait for one's result, where 408
-says not yet. `sample`: a direct sample, which may take as long as it takes."""
+says not yet. `sample`: a direct sample, which may take as long as it takes. `chat`: a completion
+of an OpenAI-compatible API, which may too."""
 
 KEY_SCHEME = "Api-Key "
 MAX_CONNECTIONS = 2048
@@ -36,6 +41,7 @@ TIMEOUTS: Mapping[Kind, httpx.Timeout] = {
     "submit": httpx.Timeout(600.0, connect=10.0),
     "poll": httpx.Timeout(35.0, connect=10.0),
     "sample": httpx.Timeout(None, connect=10.0, pool=300.0),
+    "chat": httpx.Timeout(None, connect=10.0),
 }
 POLL_PAUSE_SECONDS = 2.0
 """Between tries of a poll that found no server."""
@@ -99,6 +105,9 @@ def decide(
     """
     backoff = min(2.0 ** min(attempt - 1, 5) + 5.0 * chance, MAX_PAUSE_SECONDS)
     pause = POLL_PAUSE_SECONDS if kind == "poll" else backoff
+    if kind == "chat" and isinstance(outcome, Answer):
+        advised = _advised_pause(outcome.headers)
+        pause = backoff if advised is None else advised + chance
     if not isinstance(outcome, Answer):
         return TryAgain(pause) if _is_passing(kind, outcome) else GiveUp(ServiceUnavailable)
     status = outcome.status
@@ -106,7 +115,7 @@ def decide(
         return Accept()
     if kind == "poll" and status == 408:
         return Accept()
-    if status in _RETRIED[kind] and not _is_permanent(outcome):
+    if status in _RETRIED[kind] and (kind == "chat" or not _is_permanent(outcome)):
         return TryAgain(pause)
     return GiveUp(ServiceUnavailable if status in _PASSING else ServiceRefused)
 
@@ -115,6 +124,7 @@ _RETRIED: Mapping[Kind, frozenset[int]] = {
     "submit": frozenset({400, 404, 408, 502}),
     "poll": frozenset({502}),
     "sample": frozenset({400, 404, 408, 502, 503}),
+    "chat": frozenset({408, 409, 429, *range(500, 600)}),
 }
 _PASSING = frozenset({408, 429, 500, 502, 503, 504})
 """Statuses that are about the server's state and not about the request."""
@@ -146,6 +156,20 @@ def _is_permanent(answer: Answer) -> bool:
     return "BadRequestError" in (body.get("type"), _object(body.get("error")).get("type"))
 
 
+def _advised_pause(headers: Mapping[str, str]) -> float | None:
+    """Seconds that `Retry-After` asks for: as a number, or as a date beside that of the answer."""
+    advice = headers.get("retry-after", "").strip()
+    try:
+        seconds = float(advice)
+    except ValueError:
+        try:
+            then = parsedate_to_datetime(advice)
+            seconds = (then - parsedate_to_datetime(headers.get("date", ""))).total_seconds()
+        except (TypeError, ValueError):
+            return None
+    return max(0.0, seconds) if math.isfinite(seconds) else None
+
+
 def _parsed(body: bytes) -> object:
     try:
         return json.loads(body)
@@ -160,10 +184,11 @@ def _object(value: object) -> dict[str, object]:
 def detail(answer: Answer) -> str:
     """What a server says went wrong, in one line."""
     body = _object(_parsed(answer.body))
-    told = (body.get(key) for key in ("detail", "error", "message"))
+    told = [body.get(key) for key in ("detail", "error", "message")]
+    told.append(_object(body.get("error")).get("message"))
     text = next((t for t in told if isinstance(t, str) and t), None)
     text = text or answer.body.decode(errors="replace")
-    return " ".join(text.split())[:MAX_DETAIL_CHARACTERS] or "no detail"
+    return " ".join(text.split()) or "no detail"
 
 
 class Transport:
@@ -211,11 +236,13 @@ class Transport:
             if isinstance(decision, Accept):
                 assert isinstance(outcome, Answer)
                 return outcome
-            what = self._without_key(f"{method} {self.base_url}{path} {_told(outcome)}")
+            what = f"{method} {self.base_url}{path} {self._told(outcome)}"
             if isinstance(decision, GiveUp):
                 raise decision.error(what)
             spent = anyio.current_time() - started
-            if spent + decision.pause > self._patience.seconds:
+            if spent + decision.pause > self._patience.seconds or (
+                kind == "chat" and _outlasts_the_caller(decision.pause)
+            ):
                 raise ServiceUnavailable(
                     f"{what} (tried {attempt} times in {spent:.0f} s): see whether the service "
                     "runs, then resume"
@@ -243,9 +270,15 @@ class Transport:
             return httpx.RemoteProtocolError(str(error))
         return Answer(response.status_code, response.headers, response.content)
 
-    def _without_key(self, text: str) -> str:
+    def _told(self, outcome: Answer | httpx.RequestError) -> str:
+        """What came of a try, in short."""
+        # Before it is cut short: of a key in the middle of the cut, a part would be left.
+        text = self.without_key(_told(outcome))
+        return text if len(text) <= MAX_DETAIL_CHARACTERS else text[:MAX_DETAIL_CHARACTERS] + "..."
+
+    def without_key(self, text: str) -> str:
         """A server may repeat the key in what it says of it."""
-        key = self._client.headers.get("authorization", "").removeprefix(KEY_SCHEME)
+        _, _, key = self._client.headers.get("authorization", "").partition(" ")
         return text.replace(key, "[key]") if key else text
 
 
@@ -254,6 +287,10 @@ def _told(outcome: Answer | httpx.RequestError) -> str:
         return f"answered {outcome.status}: {detail(outcome)}"
     reason = " ".join(str(outcome).split())
     return f"got no answer ({type(outcome).__name__}{': ' if reason else ''}{reason})"
+
+
+def _outlasts_the_caller(pause: float) -> bool:
+    return anyio.current_time() + pause >= anyio.current_effective_deadline()
 
 
 @asynccontextmanager
@@ -280,14 +317,17 @@ async def open_transport(
     }
     if api_key is not None:
         headers["Authorization"] = f"{KEY_SCHEME}{api_key}"
-    async with _client(base_url, headers, network) as client:
+    async with http_client(base_url, headers, network) as client:
         yield Transport(client, base_url, patience=patience, guard=guard)
 
 
-def _client(
-    base_url: str, headers: Mapping[str, str], network: httpx.AsyncBaseTransport | None
+def http_client(
+    base_url: str, headers: Mapping[str, str], network: httpx.AsyncBaseTransport | None = None
 ) -> httpx.AsyncClient:
-    """Proxies of the environment are used, but never for this machine itself."""
+    """A client with room for `MAX_CONNECTIONS` calls at once; no call has a timeout by itself.
+
+    Proxies of the environment are used, but never for this machine itself.
+    """
     if network is not None:
         return httpx.AsyncClient(headers=headers, transport=network)
     # httpx's own pool takes a time that grows with the square of the open connections.
@@ -295,11 +335,12 @@ def _client(
 
     limits = httpx.Limits(max_connections=MAX_CONNECTIONS, keepalive_expiry=KEEP_ALIVE_SECONDS)
     return HttpxAiohttpClient(
-        headers=headers, limits=limits, trust_env=not _is_loopback(httpx.URL(base_url).host)
+        headers=headers, limits=limits, trust_env=not is_loopback(httpx.URL(base_url).host)
     )
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether a host of a URL is this machine."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -1,6 +1,7 @@
-"""Try an Episode, or a whole run, without a model: doubles, and `attempt`."""
+"""Try an Episode, or a whole run, without a model: doubles, `attempt` and `attempt_group`."""
 
-from loops_cookbook.testing.episodes import Terms, Tried, attempt
+from loops_cookbook.testing.episodes import Terms, Tried, TriedGroup, attempt, attempt_group
+from loops_cookbook.testing.judges import ChatScript, ChatStep, ScriptedChat, open_models
 from loops_cookbook.testing.scripted import (
     Line,
     RecordingTrainer,
@@ -14,15 +15,21 @@ from loops_cookbook.testing.tokenizer import ByteTokenizer, PlainRenderer
 
 __all__ = [
     "ByteTokenizer",
+    "ChatScript",
+    "ChatStep",
     "Line",
     "PlainRenderer",
     "RecordingTrainer",
     "SampleCall",
     "Script",
+    "ScriptedChat",
     "ScriptedSampler",
     "ScriptedService",
     "Terms",
     "TrainedBatch",
     "Tried",
+    "TriedGroup",
     "attempt",
+    "attempt_group",
+    "open_models",
 ]

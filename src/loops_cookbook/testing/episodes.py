@@ -1,29 +1,41 @@
-"""Try an Episode in a unit test: the real road of one attempt, with a scripted model.
+"""Try an Episode in a unit test: the real road of an attempt or a group, with a scripted model.
 
 The Episode goes through its own runtime and the scheduler's own code, so it is set up, cut, graded
-and closed as in a run. Only the model is a script, and its chat format `PlainRenderer`.
+and closed as in a run. Only the model is a script, and its chat format `PlainRenderer`. In a group
+each attempt has a script of its own, and they take their turns one after another.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from pydantic import BaseModel, ValidationError
 
-from loops_cookbook.attempts import Attempt, Call, Fate, Scalar
+from loops_cookbook.attempts import Attempt, Call, Fate, Rejection, Scalar
 from loops_cookbook.episodes.episode import Episode, declared
 from loops_cookbook.episodes.runtime import create_runtime
 from loops_cookbook.errors import EpisodeError
+from loops_cookbook.learning.advantages import judge
 from loops_cookbook.problems import problems_in
 from loops_cookbook.rollouts.attempt import GroupStart
 from loops_cookbook.rollouts.group import run_group
 from loops_cookbook.rollouts.keeper import open_keeper
 from loops_cookbook.rollouts.limits import Limits
 from loops_cookbook.rollouts.trial import AttemptContext, AttemptRules, SamplingTerms
-from loops_cookbook.runtimes.base import Clocks, Runtime, RuntimeContext
-from loops_cookbook.runtimes.producers import MAIN, Policy, Producers
-from loops_cookbook.services.base import SampleParams
+from loops_cookbook.runtimes.base import (
+    Capabilities,
+    Clocks,
+    Graded,
+    Lease,
+    Place,
+    Runtime,
+    RuntimeContext,
+)
+from loops_cookbook.runtimes.producers import MAIN, Judge, Policy, Producer, Producers
+from loops_cookbook.services.base import Chat, SampleParams
 from loops_cookbook.tasks import Task
+from loops_cookbook.testing.judges import ChatScript, ScriptedChat
 from loops_cookbook.testing.scripted import Script, ScriptedSampler
 from loops_cookbook.testing.tokenizer import PlainRenderer
 
@@ -43,8 +55,9 @@ class Terms:
     release_seconds: float = 30.0
     max_rollout_retries: int = 0
     """Each try goes on with the script where the one before left it."""
-    models: Mapping[str, Script] = field(default_factory=dict[str, Script])
-    """Scripts of other models that the Episode calls, by name."""
+    models: Mapping[str, ChatScript | Chat] = field(default_factory=dict[str, "ChatScript | Chat"])
+    """Other models that the Episode calls, such as a judge, by name: what each answers, or a
+    `ScriptedChat` to look at afterwards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +81,21 @@ class Tried:
     """All that the scheduler would hand on, exact tokens included."""
 
 
+@dataclass(frozen=True, slots=True)
+class TriedGroup:
+    """What a group came to."""
+
+    attempts: tuple[Tried, ...]
+    """One for each script, in order."""
+    unusable: str | None
+    """Why the group would not be trained on: `no_variance` or `too_few`; None where it would."""
+
+    @property
+    def rewards(self) -> tuple[float | None, ...]:
+        """The attempts' rewards, in order."""
+        return tuple(tried.reward for tried in self.attempts)
+
+
 async def attempt(
     episode_class: type[Episode[Any, Any]],
     task: BaseModel | Mapping[str, object],
@@ -83,7 +111,33 @@ async def attempt(
         task: the task's value, or a mapping that its model validates.
         replies: what the policy answers, call by call; see `Script`.
         options: the options, or a mapping that their model validates.
-        terms: what a config would set.
+        terms: what a config would set, and what other models answer.
+
+    Raises:
+        EpisodeError: the class, the task or the options cannot be used.
+    """
+    group = await attempt_group(
+        episode_class, task, replies=[replies], options=options, terms=terms
+    )
+    return group.attempts[0]
+
+
+async def attempt_group(
+    episode_class: type[Episode[Any, Any]],
+    task: BaseModel | Mapping[str, object],
+    *,
+    replies: Sequence[Script],
+    options: BaseModel | Mapping[str, object] | None = None,
+    terms: Terms | None = None,
+) -> TriedGroup:
+    """Make a group of attempts at one task, and grade it as a run would.
+
+    Args:
+        episode_class: the Episode.
+        task: the task's value, or a mapping that its model validates.
+        replies: a script for each attempt: what the policy answers in it.
+        options: the options, or a mapping that their model validates.
+        terms: what a config would set, and what other models answer.
 
     Raises:
         EpisodeError: the class, the task or the options cannot be used.
@@ -96,22 +150,89 @@ async def attempt(
         if says.options_model is None
         else _validated(says.options_model, options or {}, "options")
     )
-    sampler = ScriptedSampler(replies)
     name = getattr(value, "name", None)
     made: Task[BaseModel] = Task(0, name if isinstance(name, str) else "test", value, "test")
-    runtime = create_runtime(
-        RuntimeContext(
-            tasks=(made,),
-            options=None,
-            episode_class=episode_class,
-            episode_options=given,
-            producers=_producers(sampler, terms),
-            max_seq_len=terms.max_seq_len,
-            rollout_seconds=terms.rollout_seconds,
-            release_seconds=terms.release_seconds,
+    samplers = [ScriptedSampler(script) for script in replies]
+    others = _others(terms)
+
+    def runtime_of(sampler: ScriptedSampler) -> Runtime:
+        return create_runtime(
+            RuntimeContext(
+                tasks=(made,),
+                options=None,
+                episode_class=episode_class,
+                episode_options=given,
+                producers=Producers(Policy(MAIN, sampler, PlainRenderer()), others),
+                max_seq_len=terms.max_seq_len,
+                rollout_seconds=terms.rollout_seconds,
+                release_seconds=terms.release_seconds,
+            )
         )
+
+    return await _tried(_OneEach(list(map(runtime_of, samplers))), samplers, made, terms)
+
+
+class _OneEach:
+    """A runtime of its own for each attempt of a group, as one; implements `Runtime`."""
+
+    def __init__(self, runtimes: Sequence[Runtime]) -> None:
+        self._runtimes = runtimes
+        self._open = AsyncExitStack()
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Those that all share."""
+        return self._runtimes[0].capabilities
+
+    async def __aenter__(self) -> Self:
+        for runtime in self._runtimes:
+            await self._open.enter_async_context(runtime)
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._open.aclose()
+
+    def open(self, task: Task[BaseModel], place: Place) -> AbstractAsyncContextManager[Lease]:
+        """A lease of the attempt's own runtime."""
+        return self._runtimes[place.attempt].open(task, place)
+
+    async def grade_group(self, task: Task[BaseModel], attempts: Sequence[Graded]) -> object:
+        """What the group grader says; any of the runtimes can ask it."""
+        return await self._runtimes[0].grade_group(task, attempts)
+
+
+async def _tried(
+    runtime: Runtime, samplers: Sequence[ScriptedSampler], task: Task[BaseModel], terms: Terms
+) -> TriedGroup:
+    if not samplers:
+        raise EpisodeError("attempt_group() was given no replies: give a script for each attempt")
+    clocks = Clocks(
+        rollout_seconds=terms.rollout_seconds or runtime.capabilities.rollout_seconds,
+        setup_seconds=terms.setup_seconds,
+        grading_seconds=terms.grading_seconds,
+        release_seconds=terms.release_seconds,
     )
-    ended = await _ended(runtime, made, terms)
+    async with runtime, open_keeper() as keeper:
+        context = AttemptContext(
+            runtime=runtime,
+            # One at a time: a judge's script is then used in the order of the attempts.
+            limits=Limits(sampling=1, grading=1),
+            keeper=keeper,
+            rules=AttemptRules(clocks, terms.max_seq_len, terms.max_rollout_retries),
+            terms=SamplingTerms(
+                SampleParams(max_tokens=terms.max_tokens),
+                max_attempt_tokens=terms.max_attempt_tokens,
+            ),
+        )
+        group = await run_group(context, GroupStart(serial=0, task=task), size=len(samplers))
+    verdict = judge(group)
+    return TriedGroup(
+        attempts=tuple(map(_as_tried, group.attempts, samplers)),
+        unusable=verdict.reason if isinstance(verdict, Rejection) else None,
+    )
+
+
+def _as_tried(ended: Attempt, sampler: ScriptedSampler) -> Tried:
     return Tried(
         reward=ended.reward,
         fate=ended.discarded.fate if ended.discarded else None,
@@ -125,35 +246,14 @@ async def attempt(
     )
 
 
-async def _ended(runtime: Runtime, task: Task[BaseModel], terms: Terms) -> Attempt:
-    """The only attempt of a group."""
-    clocks = Clocks(
-        rollout_seconds=terms.rollout_seconds or runtime.capabilities.rollout_seconds,
-        setup_seconds=terms.setup_seconds,
-        grading_seconds=terms.grading_seconds,
-        release_seconds=terms.release_seconds,
-    )
-    async with runtime, open_keeper() as keeper:
-        context = AttemptContext(
-            runtime=runtime,
-            limits=Limits(sampling=1, grading=1),
-            keeper=keeper,
-            rules=AttemptRules(clocks, terms.max_seq_len, terms.max_rollout_retries),
-            terms=SamplingTerms(
-                SampleParams(max_tokens=terms.max_tokens),
-                max_attempt_tokens=terms.max_attempt_tokens,
-            ),
-        )
-        group = await run_group(context, GroupStart(serial=0, task=task), size=1)
-    return group.attempts[0]
+def _others(terms: Terms) -> dict[str, Producer]:
+    return {name: Judge(name, _chat(answers)) for name, answers in terms.models.items()}
 
 
-def _producers(sampler: ScriptedSampler, terms: Terms) -> Producers:
-    others = {
-        name: Policy(name, ScriptedSampler(script), PlainRenderer())
-        for name, script in terms.models.items()
-    }
-    return Producers(Policy(MAIN, sampler, PlainRenderer()), others)
+def _chat(answers: ChatScript | Chat) -> Chat:
+    if callable(answers) or isinstance(answers, Sequence):
+        return ScriptedChat(answers)
+    return answers
 
 
 def _validated(model: type[BaseModel], given: object, what: str) -> BaseModel:

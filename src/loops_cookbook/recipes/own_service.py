@@ -1,0 +1,125 @@
+"""A service of the user's own, held open for a run: what it raises is told as its fault, not ours.
+
+`[compute] scope = "module:factory"` names the factory. It is called with a `ServiceContext` and
+gives an async context manager of a `services.base.Service`. An error of ours (`ServiceError`
+among them) passes as it is; anything else that opening, training or publishing raises becomes a
+`ServiceError` with the place where it was raised. Faults of its sampler end attempts, as those of
+any sampler do.
+"""
+
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import cast
+
+from pydantic import BaseModel
+
+from loops_cookbook.errors import EpisodeError, LoopsError, ServiceError
+from loops_cookbook.learning.datums import Datum
+from loops_cookbook.problems import found
+from loops_cookbook.rollouts.faults import told
+from loops_cookbook.services.base import (
+    AdamParams,
+    LossSpec,
+    Sampler,
+    Service,
+    ServiceContext,
+    StepResult,
+    Trainer,
+)
+
+OpenService = Callable[[ServiceContext], AbstractAsyncContextManager[Service]]
+
+_DOORS = {
+    "trainer": ("train", "publish"),
+    "sampler": ("sample",),
+    "temperature_in_loss": (),
+    "description": (),
+}
+"""What a service has, and the methods of each."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnService:
+    """What `[compute] scope` names."""
+
+    spec: str
+    """`module:factory`."""
+    open: OpenService
+    options: BaseModel | None
+
+
+@asynccontextmanager
+async def open_own_service(own: OwnService, context: ServiceContext) -> AsyncGenerator[Service]:
+    """The service, open as long as the `with` block.
+
+    Raises:
+        EpisodeError: what the factory gave is no service.
+        ServiceError: opening or closing it failed.
+    """
+    with _blamed(own.spec, "opening"):
+        manager = cast(object, own.open(context))
+        if not isinstance(manager, AbstractAsyncContextManager):
+            raise EpisodeError(
+                f"compute.scope: {own.spec!r} returned {found(manager)}; return an async context "
+                "manager, as a function under @asynccontextmanager does"
+            )
+        service = cast(Service, await manager.__aenter__())
+    try:
+        _require_service(own.spec, service)
+        yield _Blamed(own.spec, service)
+    except BaseException as error:  # told to the service, and raised again
+        if not await manager.__aexit__(type(error), error, error.__traceback__):
+            raise
+    else:
+        with _blamed(own.spec, "closing"):
+            await manager.__aexit__(None, None, None)
+
+
+def _require_service(spec: str, service: object) -> None:
+    for name, methods in _DOORS.items():
+        missing = [name] if not hasattr(service, name) else []
+        missing += [f"{name}.{m}" for m in methods if not hasattr(getattr(service, name, None), m)]
+        if missing:
+            raise EpisodeError(
+                f"compute.scope: what {spec!r} opened has no {missing[0]}; give it what "
+                "loops_cookbook.services.Service asks for"
+            )
+
+
+class _Blamed:
+    """A service whose trainer's faults are told as its own; implements `Service` and `Trainer`."""
+
+    def __init__(self, spec: str, service: Service) -> None:
+        self._spec = spec
+        self._trainer = service.trainer
+        self.sampler: Sampler = service.sampler
+        self.temperature_in_loss = service.temperature_in_loss
+        self.description: Mapping[str, str | int] = service.description
+
+    @property
+    def trainer(self) -> Trainer:
+        """Itself."""
+        return self
+
+    async def train(
+        self, batch: Sequence[Datum], loss: LossSpec, adam: AdamParams, *, key: str
+    ) -> StepResult:
+        """Take one optimizer step on a batch."""
+        with _blamed(self._spec, "train"):
+            return await self._trainer.train(batch, loss, adam, key=key)
+
+    async def publish(self, *, key: str) -> int:
+        """Hand the current weights to the sampler."""
+        with _blamed(self._spec, "publish"):
+            return await self._trainer.publish(key=key)
+
+
+@contextmanager
+def _blamed(spec: str, what: str) -> Generator[None]:
+    try:
+        yield
+    except LoopsError:
+        raise
+    except Exception as error:  # user code may raise anything
+        raise ServiceError(f"compute.scope: {told(f'{spec}: {what}', error)}; mend it") from error
