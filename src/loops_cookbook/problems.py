@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from reprlib import Repr
 from types import UnionType
-from typing import Annotated, Union, cast, get_args, get_origin
+from typing import Annotated, Literal, Union, cast, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -142,7 +142,7 @@ def _retold(details: ErrorDetails, model: type[BaseModel]) -> Iterator[Problem]:
 def _text(details: ErrorDetails, model: type[BaseModel]) -> str:
     kind, context = details["type"], details.get("ctx", {})
     if kind == "missing":
-        return "missing; add it"
+        return _missing(details["loc"], model)
     if kind == "extra_forbidden":
         return _unknown_key(details["loc"], model)
     if kind in ("value_error", "assertion_error"):
@@ -150,6 +150,16 @@ def _text(details: ErrorDetails, model: type[BaseModel]) -> str:
     if kind in _WANTED:
         return f"found {found(details['input'])}; use {_WANTED[kind].format_map(context)}"
     return one_line(f"found {found(details['input'])}; {details['msg']}")
+
+
+def _missing(place: tuple[str | int, ...], model: type[BaseModel]) -> str:
+    """What to add, where it can be only one thing."""
+    parts = [p for annotation in _annotations_at(model, place) for p in _alternatives(annotation)]
+    match [get_args(part) for part in parts if get_origin(part) is Literal]:
+        case [(str(word),)]:
+            return f'missing; add {place[-1]} = "{word}"'
+        case _:
+            return "missing; add it"
 
 
 def _unknown_key(place: tuple[str | int, ...], model: type[BaseModel]) -> str:

@@ -31,6 +31,23 @@ def test_as_json_it_is_one_object() -> None:
     assert told["turns_extend"] is True
 
 
+def test_what_an_episode_prints_at_its_import_is_no_part_of_the_answer(tmp_path: Path) -> None:
+    """It stood before the JSON, which no reader could parse then."""
+    CliRunner().invoke(app, ["init", str(tmp_path)])
+    episode = tmp_path / "episode.py"
+    episode.write_text('print("imported")\n' + episode.read_text())
+    result = CliRunner().invoke(app, ["check", "train.toml", "--json"])
+    assert json.loads(result.stdout)["report"]["Loss"] == "cispo"
+    assert "imported" in result.stderr
+
+
+def test_a_fault_as_json_is_one_object_too() -> None:
+    result = CliRunner().invoke(app, ["check", COUNTING, "--json", "--set", "model.max_seq_len=65"])
+    assert result.exit_code == 2
+    (error,) = json.loads(result.stdout)["errors"]
+    assert error.startswith("model.max_seq_len: found 65")
+
+
 def test_a_fault_is_one_line_and_exit_2() -> None:
     result = CliRunner().invoke(app, ["check", COUNTING, "--set", "model.max_seq_len=65"])
     assert result.exit_code == 2

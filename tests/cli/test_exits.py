@@ -1,5 +1,6 @@
 """How a command ends: one line on stderr, and a status."""
 
+import json
 import os
 import signal
 import subprocess
@@ -57,6 +58,27 @@ def test_every_line_of_a_list_of_faults_is_said(capsys: pytest.CaptureFixture[st
 def test_errors_of_several_tasks_are_all_said(capsys: pytest.CaptureFixture[str]) -> None:
     ended(ExceptionGroup("of tasks", [LoopsError("one"), LoopsError("two")]))
     assert capsys.readouterr().err == "loops: one\nloops: two\n"
+
+
+def test_an_error_of_a_command_that_answers_in_json_is_json_too(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A script that read `check --json` found nothing on stdout when the config was wrong."""
+
+    @guarded
+    def command(as_json: bool = False) -> None:
+        raise ConfigError("a: wrong\nb: wrong")
+
+    with pytest.raises(typer.Exit):
+        command(as_json=True)
+    out, err = capsys.readouterr()
+    assert json.loads(out) == {"errors": ["a: wrong", "b: wrong"], "exit_status": 2}
+    assert err == "loops: a: wrong\nloops: b: wrong\n"
+
+
+def test_ctrl_c_is_said_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ended(KeyboardInterrupt()) == 130
+    assert capsys.readouterr() == ("", "loops: interrupted\n")
 
 
 def test_debug_adds_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:

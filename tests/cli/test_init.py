@@ -35,9 +35,21 @@ def test_other_files_of_the_folder_are_left(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", sorted(FILES))
 def test_nothing_is_written_where_one_of_the_files_exists(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("mine")
-    with pytest.raises(UsageError, match="is there already"):
+    with pytest.raises(UsageError, match=rf"holds some of a project's files \({name}\)"):
         make_project(tmp_path)
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {name: "mine"}
+
+
+def test_a_second_project_in_one_folder_is_refused_with_what_is_there(tmp_path: Path) -> None:
+    """It said of one file that it was there, and to name a folder without it."""
+    make_project(tmp_path)
+    with pytest.raises(UsageError) as caught:
+        make_project(tmp_path)
+    assert str(caught.value) == (
+        f"{tmp_path}: holds a project already (.env.example, episode.py, .gitignore, tasks.jsonl, "
+        "test_episode.py, train.toml), and none is written over; name another folder, or move "
+        "them away"
+    )
 
 
 def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:

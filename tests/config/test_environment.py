@@ -50,6 +50,12 @@ def test_a_directory_that_is_both_is_looked_in_once(here: Path) -> None:
     assert read(here, here).summary == f"none (looked in {here})"
 
 
+def test_a_directory_under_two_names_is_looked_in_once(here: Path, tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(here)
+    assert read(link, here).summary == f"none (looked in {link})"
+
+
 def test_env_file_is_read_instead_of_both(config_directory: Path, here: Path) -> None:
     (config_directory / ".env").write_text("A=1")
     (here / "keys").write_text("B=2")

@@ -82,6 +82,39 @@ def test_a_fault_of_an_override_is_told_of_the_override(project: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["traning.x=1"], "--set traning.x=1: traning: unknown key; did you mean training?"),
+        (
+            ["evaluation.every=2", "evaluation.sets={}"],
+            "--set evaluation.every=2: evaluation.every: set, but there is no set; add "
+            "[evaluation.sets.<name>]",
+        ),
+        (["model.x.y=1"], "--set model.x.y=1: model.x: unknown key; the keys here are name, "),
+    ],
+)
+def test_a_table_that_an_override_alone_brings_is_its_own_fault(
+    project: Path, overrides: list[str], said: str
+) -> None:
+    """`--set traning.x=1` was told as a fault of the file, in which nobody could find it."""
+    (line,) = refusal(LEAST, *overrides)
+    assert line.startswith(said)
+
+
+def test_a_table_that_the_file_has_too_is_the_files_fault(project: Path) -> None:
+    assert refusal(LEAST + "[traning]\ny = 1\n", "traning.x=1") == [
+        "own/train.toml: traning: unknown key; did you mean training?"
+    ]
+
+
+def test_a_config_without_a_recipe_is_told_which(project: Path) -> None:
+    """`recipe: missing; add it` did not say what to add."""
+    assert refusal(LEAST.replace('recipe = "rl"\n', "")) == [
+        'own/train.toml: recipe: missing; add recipe = "rl"'
+    ]
+
+
 def test_text_that_is_not_toml_is_told_with_its_line(project: Path) -> None:
     (said,) = refusal('recipe = "rl"\nmodel = \n')
     assert said.startswith("own/train.toml:2: not TOML: Invalid value")

@@ -51,6 +51,15 @@ def test_the_project_goes_before_what_is_bundled(project: Path, bundled: Path) -
     assert (located.path, located.bundled) == (own, False)
 
 
+def test_one_folder_under_two_names_is_told_once(tmp_path: Path) -> None:
+    """In a checkout it was looked for "in X and in X"."""
+    link = tmp_path / "checkout"
+    link.symlink_to(bundled_root())
+    for here in (bundled_root(), link):
+        said = refusal("patterns/none/train.toml", here)
+        assert said.startswith(f"patterns/none/train.toml: no such config; looked in {here}; ")
+
+
 def test_an_absolute_path_is_taken_as_it_is(project: Path) -> None:
     name = project / "own" / ".." / "own" / "train.toml"
     assert locate_config(name).path == project / "own" / "train.toml"

@@ -15,7 +15,6 @@ from loops_cookbook.messages import MalformedToolCall, ToolCall
 from loops_cookbook.runtimes import Judge, Place, Policy, Producers
 from loops_cookbook.services import ChatAnswer, SampleParams
 from loops_cookbook.testing import (
-    ChatStep,
     Line,
     PlainRenderer,
     ScriptedChat,

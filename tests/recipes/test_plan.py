@@ -33,7 +33,11 @@ def test_a_plan_holds_what_the_config_names(make_plan) -> None:
     [
         ('episode.class="spelling:Spel"', EpisodeError, "Spell"),
         ('episode.class="nothing:Spell"', EpisodeError, "no module 'nothing'"),
-        ('episode.class="spelling:Word"', EpisodeError, "name a subclass of"),
+        (
+            'episode.class="spelling:Word"',
+            EpisodeError,
+            r"subclass of loops_cookbook\.episodes\.Episode$",
+        ),
         ('episode.tasks="none.jsonl"', TaskFileError, "no such tasks file"),
         ("episode.options={a=1}", ConfigError, "takes no options"),
         ("runtime_options={a=1}", ConfigError, "takes no options"),

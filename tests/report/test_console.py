@@ -1,5 +1,6 @@
 """stdout carries the answer, stderr the rest; text is printed as it stands."""
 
+import os
 import subprocess
 import sys
 
@@ -11,6 +12,7 @@ from loops_cookbook.report.console import (
     print_lines,
     printable,
     side_console,
+    stdout_kept_for_the_answer,
 )
 
 
@@ -28,16 +30,17 @@ def test_a_long_line_is_not_broken(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == "word " * 100 + "\n"
 
 
-def test_a_stream_without_unicode_gets_escapes() -> None:
+def test_a_stream_without_unicode_gets_the_like_or_escapes() -> None:
+    r"""In an ASCII locale the report said `batch: 1 \xd7 16`."""
     script = "from loops_cookbook.report.console import print_lines; print_lines(['1 × 2'], ['ü'])"
     done = subprocess.run(
         [sys.executable, "-c", script],
-        env={"PYTHONIOENCODING": "ascii"},
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
         capture_output=True,
         check=True,
     )
 
-    assert done.stdout == b"1 \\xd7 2\n"
+    assert done.stdout == b"1 x 2\n"
     assert done.stderr == b"warning: \\xfc\n"
 
 
@@ -47,6 +50,15 @@ def test_a_stream_without_unicode_gets_escapes() -> None:
 def test_a_streams_encoding_decides_what_it_can_show(encoding: str, is_unicode: bool) -> None:
     assert has_unicode(encoding) is is_unicode
     assert (printable("×", encoding) == "×") is is_unicode
+
+
+def test_what_a_users_code_prints_is_no_part_of_the_answer(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with stdout_kept_for_the_answer():
+        sys.stdout.write("hello from an Episode\n")
+    print_lines(["the answer"])
+    assert capsys.readouterr() == ("the answer\n", "hello from an Episode\n")
 
 
 def test_the_consoles_are_the_streams_that_there_are_now(

@@ -17,7 +17,7 @@ from loops_cookbook.config.environment import read_environment
 from loops_cookbook.config.load import load_config
 from loops_cookbook.recipes.check import check_report
 from loops_cookbook.recipes.plan import plan_run
-from loops_cookbook.report.console import print_lines
+from loops_cookbook.report.console import print_lines, stdout_kept_for_the_answer
 
 
 def check(
@@ -32,7 +32,8 @@ def check(
     loaded = load_config(config, set_ or [])
     environment = read_environment(loaded.directory, env_file=env_file)
     environment.apply()
-    report = check_report(plan_run(loaded, environment, os.environ, scope), os.environ)
+    with stdout_kept_for_the_answer():
+        report = check_report(plan_run(loaded, environment, os.environ, scope), os.environ)
     if as_json:
         typer.echo(json.dumps(report.to_json(), ensure_ascii=False, indent=2))
     else:

@@ -2,10 +2,12 @@
 
 0 done; 1 and 2 as the error says; 130 interrupted; 143 told to end, both after everything that
 was open has been released; 70 our bug, with its traceback. A reader that closes the pipe ends a
-command quietly. This is the one place that turns exceptions into words and numbers.
+command quietly. With `--json` an error stands on stdout too, as JSON. This is the one place that
+turns exceptions into words and numbers.
 """
 
 import functools
+import json
 import os
 import signal
 import sys
@@ -42,7 +44,7 @@ def guarded(command: Callable[P, None]) -> Callable[P, None]:
         except (typer.Exit, typer.Abort, SystemExit):
             raise
         except BaseException as error:  # every way to end passes here, to get its status
-            _end(error, debug=bool(kwargs.get("debug")))
+            _end(error, debug=bool(kwargs.get("debug")), as_json=bool(kwargs.get("as_json")))
 
     return run
 
@@ -64,11 +66,17 @@ def _termination_raises() -> Generator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _end(error: BaseException, *, debug: bool) -> NoReturn:
+def interrupted() -> int:
+    """Say that Ctrl-C ended the command; its exit status."""
+    _say(["interrupted"])
+    return INTERRUPTED
+
+
+def _end(error: BaseException, *, debug: bool, as_json: bool) -> NoReturn:
     causes = list(_leaves(error))
     ours = [cause for cause in causes if isinstance(cause, LoopsError)]
     if any(isinstance(cause, KeyboardInterrupt) for cause in causes):
-        status = INTERRUPTED
+        status = interrupted()
     elif any(isinstance(cause, Terminated) for cause in causes):
         status = TERMINATED
     elif all(isinstance(cause, BrokenPipeError) for cause in causes):
@@ -76,7 +84,10 @@ def _end(error: BaseException, *, debug: bool) -> NoReturn:
         status = PIPE_CLOSED
     elif len(ours) == len(causes):
         status = max(cause.exit_status for cause in ours)
-        _say(line for cause in ours for line in str(cause).splitlines())
+        lines = [line for cause in ours for line in str(cause).splitlines()]
+        if as_json:
+            typer.echo(json.dumps({"errors": lines, "exit_status": status}, ensure_ascii=False))
+        _say(lines)
     else:
         status = OUR_BUG
         _say_traceback(error)

@@ -40,9 +40,13 @@ def make_project(directory: Path) -> list[Path]:
         for source in sorted(_TEMPLATE.iterdir())
         if source.is_file()
     }
-    for path in texts:
-        if path.exists() or path.is_symlink():
-            raise UsageError(f"{path}: is there already; name a folder without it")
+    there = [path.name for path in texts if path.exists() or path.is_symlink()]
+    if there:
+        what = "a project already" if len(there) == len(texts) else "some of a project's files"
+        raise UsageError(
+            f"{directory}: holds {what} ({', '.join(there)}), and none is written over; name "
+            "another folder, or move them away"
+        )
     try:
         directory.mkdir(parents=True, exist_ok=True)
         for path, text in texts.items():

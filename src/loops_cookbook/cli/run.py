@@ -32,10 +32,17 @@ from loops_cookbook.recipes.launch import (
 from loops_cookbook.recipes.plan import Plan, plan_run
 from loops_cookbook.recipes.rl import run_rl
 from loops_cookbook.records import Fanout, RunRow, RunStatus
-from loops_cookbook.report.console import answer_console, side_console
+from loops_cookbook.report.console import (
+    answer_console,
+    side_console,
+    stdout_kept_for_the_answer,
+)
 from loops_cookbook.report.progress import Progress
 from loops_cookbook.rundir.layout import RunFolder, new_run_folder
 from loops_cookbook.rundir.write import RunWriter, versions
+
+LOG_WIDTH = 100
+"""Of the closing lines in log.txt, in characters."""
 
 
 def run(
@@ -49,7 +56,8 @@ def run(
     loaded = load_config(config, set_ or [])
     environment = read_environment(loaded.directory, env_file=env_file)
     environment.apply()
-    plan = plan_run(loaded, environment, os.environ, scope)
+    with stdout_kept_for_the_answer():
+        plan = plan_run(loaded, environment, os.environ, scope)
     require_service(plan, os.environ)
     folder = new_run_folder(loaded.output_dir, loaded.working_directory)
     typer.echo(f"run: {folder.root}", err=True)
@@ -75,13 +83,26 @@ def _carry_out(plan: Plan, folder: RunFolder, warnings: Sequence[str]) -> None:
             opener = partial(open_service, plan, folder, rendering=rendering)
             row = _run_row(plan, folder)
 
+            def keep_closing() -> None:
+                if progress.closing is not None:
+                    lines = progress.closing.lines(width=LOG_WIDTH)
+                    writer.note("info", "\n".join(lines))
+
+            def end_process(status: RunStatus, stuck: Sequence[str]) -> NoReturn:
+                keep_closing()
+                _end_process(status, stuck)
+
             async def work() -> None:
                 async with with_judges(plan, os.environ) as ready:
                     await run_rl(
-                        ready, opener, recorder, row, rendering=rendering, on_stuck=_end_process
+                        ready, opener, recorder, row, rendering=rendering, on_stuck=end_process
                     )
 
-            anyio.run(until_signalled, work)
+            try:
+                with stdout_kept_for_the_answer():
+                    anyio.run(until_signalled, work)
+            finally:
+                keep_closing()
 
 
 def _end_process(status: RunStatus, stuck: Sequence[str]) -> NoReturn:

@@ -58,7 +58,8 @@ def read_environment(
         ConfigError: `env_file` is not there, or a file is not UTF-8 text.
     """
     here = working_directory or Path.cwd()
-    folders = dict.fromkeys([config_directory, here])
+    is_one_folder = config_directory.resolve() == here.resolve()
+    folders = (config_directory,) if is_one_folder else (config_directory, here)
     looked_for = (here / env_file,) if env_file else tuple(folder / ".env" for folder in folders)
     files = tuple(path for path in looked_for if path.is_file())
     if env_file and not files:

@@ -54,9 +54,7 @@ def import_class(spec: str, directory: Path, *, key: str, base: type[ClassT]) ->
     found = import_object(spec, directory, key=key)
     if _is_subclass(found, base):
         return found
-    raise EpisodeError(
-        f"{key}: {spec!r} is {_kind(found)}; name a subclass of {base.__module__}.{base.__name__}"
-    )
+    raise EpisodeError(f"{key}: {spec!r} is {_kind(found)}; name a subclass of {_public(base)}")
 
 
 def import_callable(spec: str, directory: Path, *, key: str) -> Callable[..., Any]:
@@ -157,6 +155,13 @@ def _no_such_name(key: str, module: ModuleType, found: object, name: str) -> str
 
 def _is_subclass(found: object, base: type[ClassT]) -> TypeGuard[type[ClassT]]:
     return isinstance(found, type) and issubclass(found, base)
+
+
+def _public(base: type[object]) -> str:
+    """Where users import a class from: the package that offers it, else its own module."""
+    package = base.__module__.rpartition(".")[0]
+    offers = getattr(sys.modules.get(package), base.__name__, None) is base
+    return f"{package if offers else base.__module__}.{base.__name__}"
 
 
 def _kind(found: object) -> str:

@@ -108,7 +108,7 @@ def load_config(
     located = locate_config(name, working_directory=here)
     text = _read(located.path)
     document = _parse(text, located.path)
-    parsed = tuple(parse_override(override) for override in overrides)
+    parsed = tuple(parse_override(override).over(document) for override in overrides)
     try:
         config = RLConfig.model_validate(apply_overrides(document, parsed))
     except ValidationError as error:
@@ -141,6 +141,7 @@ def _told(problems: Iterable[Problem], path: Path, overrides: Sequence[Override]
 
     def source(problem: Problem) -> str:
         covering = [o for o in overrides if o.covers(problem.place)]
+        covering = covering or [o for o in overrides if o.brought(problem.place)]
         return f"--set {one_line(covering[-1].text)}" if covering else shown(path)
 
     return "\n".join(f"{source(problem)}: {problem}" for problem in problems)

@@ -63,8 +63,9 @@ def locate_config(name: str | Path, *, working_directory: Path | None = None) ->
     if (root / name).is_file():
         return Located(_absolute(root / name), bundled=True)
     near = nearest(str(name), [str(config) for config in bundled_configs()])
+    looked_in = f"{here}" if here.resolve() == root.resolve() else f"{here} and in {root}"
     raise ConfigError(
-        f"{name}: no such config; looked in {here} and in {root}; "
+        f"{name}: no such config; looked in {looked_in}; "
         + (f"did you mean {near}?" if near else "`loops examples` lists those that are bundled")
     )
 

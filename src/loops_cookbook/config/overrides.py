@@ -6,7 +6,7 @@ the file, and what is wrong with it is told of the override, not of the file.
 
 import tomllib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias, cast
 
 from loops_cookbook.errors import ConfigError
@@ -32,6 +32,22 @@ class Override:
     place: tuple[str, ...]
     """The key, from the outermost table on."""
     value: object
+    first_new: int = 0
+    """How many keys of the place are there with the first that only this brings into the config;
+    0: the file has all of them."""
+
+    def over(self, document: Document) -> "Override":
+        """The override, knowing what the file has."""
+        here: object = document
+        for depth, key in enumerate(self.place, start=1):
+            here = cast(Document, here).get(key) if isinstance(here, dict) else None
+            if here is None:
+                return replace(self, first_new=depth)
+        return self
+
+    def brought(self, place: tuple[str | int, ...]) -> bool:
+        """Whether a place of the config is there because of this alone: a table around the key."""
+        return 0 < self.first_new <= len(place) and self.place[: len(place)] == place
 
     def covers(self, place: tuple[str | int, ...]) -> bool:
         """Whether a place of the config is this key or below it."""

@@ -1,13 +1,17 @@
 """stdout carries a command's answer, stderr everything else.
 
-What a stream's encoding lacks is shown as an escape: no message is lost to a UnicodeEncodeError.
+What a stream's encoding lacks is shown by something like it, or as an escape: no message is lost
+to a UnicodeEncodeError.
 """
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager, redirect_stdout
 from typing import TextIO
 
 from rich.console import Console
+
+_LIKE = str.maketrans({"×": "x", "→": "->", "…": "..."})
 
 
 def answer_console() -> Console:
@@ -33,8 +37,19 @@ def has_unicode(encoding: str) -> bool:
 
 
 def printable(text: str, encoding: str) -> str:
-    """The text with escapes for what the encoding lacks."""
-    return text.encode(encoding, "backslashreplace").decode(encoding)
+    """The text with the like, or an escape, for what the encoding lacks."""
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        return text.translate(_LIKE).encode(encoding, "backslashreplace").decode(encoding)
+    return text
+
+
+@contextmanager
+def stdout_kept_for_the_answer() -> Generator[None]:
+    """Within the block, what a user's code prints goes to stderr."""
+    with redirect_stdout(sys.stderr):
+        yield
 
 
 def _write(stream: TextIO, lines: Iterable[str]) -> None:

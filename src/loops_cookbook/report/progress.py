@@ -86,6 +86,8 @@ class Progress:
         self._recent: deque[float] = deque(maxlen=_REMEMBERED_UPDATES)
         self._rewards: list[tuple[int, float]] = []
         self._evaluations: dict[str, tuple[EvaluationRow, EvaluationRow]] = {}
+        self.closing: Closing | None = None
+        """What the run came to, once it has ended."""
 
     def __enter__(self) -> Self:
         if self._side.is_terminal and not self._side.is_dumb_terminal:
@@ -170,7 +172,7 @@ class Progress:
         self._print_unseen()
         self._live = None
         self._open.close()
-        closing = Closing(
+        self.closing = Closing(
             status=status,
             reason=reason,
             folder=self._folder,
@@ -181,7 +183,7 @@ class Progress:
             counts=counts,
         )
         encoding = self._answer.encoding
-        for line in closing.lines(width=self._answer.width, unicode=has_unicode(encoding)):
+        for line in self.closing.lines(width=self._answer.width, unicode=has_unicode(encoding)):
             self._answer.print(Text(printable(line, encoding)), soft_wrap=True)
 
     def _is_due(self, seconds: float) -> bool:

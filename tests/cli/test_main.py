@@ -1,0 +1,42 @@
+"""Ctrl-C ends the command in one line, also while it is still being imported."""
+
+import subprocess
+import sys
+
+INTERRUPTED_WHILE_IMPORTING = """
+import sys
+
+class Interrupting:
+    def find_spec(self, name, path=None, target=None):
+        if name == {name!r}:
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupting())
+sys.argv = ["loops", "--version"]
+from loops_cookbook.cli.main import main
+main()
+"""
+
+
+def test_ctrl_c_during_the_imports_is_one_line_and_status_130() -> None:
+    """It showed the traceback of an import."""
+    code = INTERRUPTED_WHILE_IMPORTING.format(name="loops_cookbook.cli.app")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "loops: interrupted\n")
+
+
+def test_the_entry_imports_nothing_that_takes_time() -> None:
+    code = (
+        "import sys; before = set(sys.modules); import loops_cookbook.cli.main;"
+        "sys.stdout.write(' '.join(sorted({m.split('.')[0] for m in set(sys.modules) - before})))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "loops_cookbook"
+
+
+def test_the_entry_runs_the_command() -> None:
+    code = "import sys; sys.argv = ['loops', '--version']; from loops_cookbook.cli.main import main"
+    command = [sys.executable, "-c", f"{code}; main()"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0
+    assert done.stdout.startswith("loops-cookbook ")
