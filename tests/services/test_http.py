@@ -1,6 +1,7 @@
 """The trainer's and the sampler's client against a scripted server, in virtual time."""
 
 import json
+import math
 import re
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
@@ -346,6 +347,14 @@ class TestSampler:
         assert len(set(tries)) == 1
         assert other != tries[0]
         assert re.fullmatch("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", other)
+
+    async def test_what_the_wire_cannot_say_is_refused_before_it_is_sent(self) -> None:
+        """It left as a WireError, which is no ServiceError, and was told as a bug of ours."""
+        server = FakeSampler()
+        async with sampling(server) as sampler:
+            with pytest.raises(ServiceRefused, match=r"cannot be asked for \(temperature"):
+                await sampler.sample(ids_of([1]), SampleParams(max_tokens=1, temperature=math.nan))
+        assert server.requests == []
 
     async def test_a_sampler_that_cannot_say_its_version_is_believed(self) -> None:
         async with sampling(FakeSampler(version=None)) as sampler:

@@ -160,7 +160,10 @@ class Conversation:
         """
         self._models.require_open()
         if isinstance(self._producer, Judge):
-            return await self._judged(self._producer.chat, messages, max_tokens, stop)
+            asked = self._history.ask(messages)
+            _, stops = self._wishes(max_tokens, stop or ())
+            request = ChatRequest(asked.messages, max_tokens=max_tokens, stop=stops)
+            return await self._judged(self._producer.chat, asked, request)
         seed = self._record.next_seed()
         wanted, stops = self._wishes(max_tokens, stop)
         asked = self._history.ask(messages)
@@ -184,17 +187,8 @@ class Conversation:
         assert isinstance(self._producer, Policy)
         return self._producer
 
-    async def _judged(
-        self,
-        chat: Chat,
-        messages: Sequence[Message],
-        max_tokens: int | None,
-        stop: str | Sequence[str] | None,
-    ) -> Reply:
+    async def _judged(self, chat: Chat, asked: Asked, request: ChatRequest) -> Reply:
         """What a model says that takes messages: all it is sent each time, and no ids come back."""
-        _, stops = self._wishes(max_tokens, () if stop is None else stop)
-        asked = self._history.ask(messages)
-        request = ChatRequest(asked.messages, max_tokens=max_tokens, stop=stops)
         with self._models.noting_failure():
             answer = await chat.complete(request)
         self._models.require_open()

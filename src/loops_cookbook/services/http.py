@@ -244,7 +244,12 @@ class HttpSampler:
             headers["X-Min-Policy-Version"] = str(min_policy_version)
         if affinity_key:
             headers["X-Baseten-Session-ID"] = affinity_key
-        body = sample_json(prompt_ids, params, n)
+        try:
+            body = sample_json(prompt_ids, params, n)
+        except WireError as error:
+            raise ServiceRefused(
+                f"a sample cannot be asked for ({error}): mend the parameters that it was given"
+            ) from error
         answer = await self._transport.call("sample", "POST", "/sample", body=body, headers=headers)
         with _understood(self._transport, "POST /sample"):
             version = _version(answer.headers.get(POLICY_VERSION), min_policy_version)
