@@ -1,8 +1,12 @@
 """A process serves one config; a test session serves many, so each test forgets its own."""
 
+import json
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -28,3 +32,58 @@ def _forget_user_code(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
         origin = getattr(module, "__file__", None)
         if origin and any(folder in Path(origin).parents for folder in users):
             del sys.modules[name]
+
+
+class JudgeServer(ThreadingHTTPServer):
+    """An OpenAI-compatible API on loopback, whose model is a function of the request's body."""
+
+    daemon_threads = True
+
+    def __init__(self, says: Callable[[dict[str, Any]], str]) -> None:
+        super().__init__(("127.0.0.1", 0), _Completions)
+        self.says = says
+        self.asked: list[dict[str, Any]] = []
+        """Every body, in order."""
+        self.keys: set[str | None] = set()
+        """What came as `Authorization`."""
+
+    @property
+    def base_url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}/v1"
+
+
+class _Completions(BaseHTTPRequestHandler):
+    server: JudgeServer
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.asked.append(body)
+        self.server.keys.add(self.headers["Authorization"])
+        message = {"role": "assistant", "content": self.server.says(body)}
+        answer = json.dumps({"choices": [{"message": message, "finish_reason": "stop"}]}).encode()
+        is_known = self.path == "/v1/chat/completions"
+        self.send_response(200 if is_known else 404)
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, format: str, *args: object) -> None: ...
+
+
+@pytest.fixture
+def judge_server() -> Iterator[Callable[[Callable[[dict[str, Any]], str]], JudgeServer]]:
+    """Starts judges that say what a function of the request says; ends them with the test."""
+    started: list[tuple[JudgeServer, threading.Thread]] = []
+
+    def start(says: Callable[[dict[str, Any]], str]) -> JudgeServer:
+        server = JudgeServer(says)
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        started.append((server, thread))
+        return server
+
+    yield start
+    for server, thread in started:
+        server.shutdown()
+        thread.join()
+        server.server_close()

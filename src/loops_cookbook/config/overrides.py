@@ -38,11 +38,12 @@ class Override:
 
     def over(self, document: Document) -> "Override":
         """The override, knowing what the file has."""
-        here: object = document
+        table = document
         for depth, key in enumerate(self.place, start=1):
-            here = cast(Document, here).get(key) if isinstance(here, dict) else None
-            if here is None:
+            if key not in table:
                 return replace(self, first_new=depth)
+            inner = table[key]
+            table = cast(Document, inner) if isinstance(inner, dict) else {}
         return self
 
     def brought(self, place: tuple[str | int, ...]) -> bool:

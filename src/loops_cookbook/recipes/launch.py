@@ -20,6 +20,7 @@ from loops_cookbook.rundir.layout import RunFolder
 from loops_cookbook.services.base import Service, ServiceContext
 from loops_cookbook.services.command import EngineOptions
 from loops_cookbook.services.extras import LOCAL, is_installed
+from loops_cookbook.services.gather import loop_settled
 
 
 def require_service(plan: Plan, values: Mapping[str, str]) -> None:
@@ -71,13 +72,13 @@ async def open_service(
         UsageError: the engine refused the model.
         EngineDied: the engine ended, or did not serve in time.
     """
+    settle = loop_settled if rendering is None else partial(_rendered, rendering)
     if plan.own_service is not None:
         context = _service_context(plan, plan.own_service, folder)
-        async with open_own_service(plan.own_service, context) as own:
+        async with open_own_service(plan.own_service, context, settle=settle) as own:
             yield own
         return
     # The client's libraries take as long to import as all that check needs.
-    from loops_cookbook.services.gather import loop_settled
     from loops_cookbook.services.spawn import local_engine
 
     model = plan.config.model
@@ -91,7 +92,6 @@ async def open_service(
         seed=model.seed,
     )
     log = folder.root / "engine.log"
-    settle = loop_settled if rendering is None else partial(_rendered, rendering)
     async with local_engine(
         options, run_id=folder.root.name, log_path=log, settle=settle
     ) as service:

@@ -7,7 +7,7 @@ among them) passes as it is; anything else that opening, training or publishing 
 any sampler do.
 """
 
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import cast
@@ -27,6 +27,7 @@ from loops_cookbook.services.base import (
     StepResult,
     Trainer,
 )
+from loops_cookbook.services.gather import GatheringSampler, loop_settled
 
 OpenService = Callable[[ServiceContext], AbstractAsyncContextManager[Service]]
 
@@ -50,8 +51,18 @@ class OwnService:
 
 
 @asynccontextmanager
-async def open_own_service(own: OwnService, context: ServiceContext) -> AsyncGenerator[Service]:
+async def open_own_service(
+    own: OwnService,
+    context: ServiceContext,
+    *,
+    settle: Callable[[], Awaitable[None]] = loop_settled,
+) -> AsyncGenerator[Service]:
     """The service, open as long as the `with` block.
+
+    Args:
+        own: what the config names.
+        context: what its factory is given.
+        settle: when equal samples leave as one request; see `GatheringSampler`.
 
     Raises:
         EpisodeError: what the factory gave is no service.
@@ -67,7 +78,8 @@ async def open_own_service(own: OwnService, context: ServiceContext) -> AsyncGen
         service = cast(Service, await manager.__aenter__())
     try:
         _require_service(own.spec, service)
-        yield _Blamed(own.spec, service)
+        async with GatheringSampler(service.sampler, settle=settle) as sampler:
+            yield _Blamed(own.spec, service, sampler)
     except BaseException as error:  # told to the service, and raised again
         if not await manager.__aexit__(type(error), error, error.__traceback__):
             raise
@@ -90,10 +102,10 @@ def _require_service(spec: str, service: object) -> None:
 class _Blamed:
     """A service whose trainer's faults are told as its own; implements `Service` and `Trainer`."""
 
-    def __init__(self, spec: str, service: Service) -> None:
+    def __init__(self, spec: str, service: Service, sampler: Sampler) -> None:
         self._spec = spec
         self._trainer = service.trainer
-        self.sampler: Sampler = service.sampler
+        self.sampler = sampler
         self.temperature_in_loss = service.temperature_in_loss
         self.description: Mapping[str, str | int] = service.description
 
