@@ -69,9 +69,7 @@ def loops(*arguments: str | Path, cwd: Path, **environment: str) -> Ended:
 def offline(config: Path, replies: list[str], *settings: str, **environment: str) -> dict[str, Any]:
     """What a run with doubles came to."""
     given = (*SMALL, *NOWHERE, *settings)
-    ended = process(
-        OFFLINE, config, json.dumps(replies), *given, cwd=config.parent, **environment
-    )
+    ended = process(OFFLINE, config, json.dumps(replies), *given, cwd=config.parent, **environment)
     assert ended.status == 0, ended.err
     return json.loads(ended.out)
 

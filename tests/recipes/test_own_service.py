@@ -79,7 +79,7 @@ def test_it_may_train_every_weight(make_plan) -> None:
         (('compute.scope="mine:creat"',), EpisodeError, "did you mean create?"),
         (('compute.scope="mine:create"',), ConfigError, "compute.options.address: missing"),
         (('compute={scope="mine:plain", options={a=1}}',), ConfigError, "takes no options"),
-        (("compute.options={a=1}",), ConfigError, "compute.options: set, but the code takes no"),
+        (("compute.options={a=1}",), ConfigError, "only a service of your own takes options"),
         (('compute.scope="mine:Options"', "model.seed=-1"), ConfigError, "model.seed"),
     ],
 )

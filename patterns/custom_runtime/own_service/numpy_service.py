@@ -19,12 +19,12 @@ from pydantic import BaseModel, ConfigDict
 from loops_cookbook.errors import ServiceRefused
 from loops_cookbook.services import (
     AdamParams,
+    Datum,
     LossSpec,
     SampleParams,
     ServiceContext,
     StepResult,
 )
-from loops_cookbook.services.base import Datum
 from loops_cookbook.tokens import SampledTokens, ids_of, logprobs_of
 
 Floats = npt.NDArray[np.float64]

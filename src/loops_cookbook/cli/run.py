@@ -74,7 +74,11 @@ def _carry_out(plan: Plan, folder: RunFolder, warnings: Sequence[str]) -> None:
         answer=answer_console(),
         every_seconds=output.progress_every_seconds,
     )
-    with progress, RunWriter(folder, trace=output.trace) as writer:
+    with (
+        stdout_kept_for_the_answer(),
+        progress,
+        RunWriter(folder, trace=output.trace) as writer,
+    ):
         recorder = Fanout((writer, progress))
         with logs_noted(recorder):
             for warning in warnings:
@@ -99,8 +103,7 @@ def _carry_out(plan: Plan, folder: RunFolder, warnings: Sequence[str]) -> None:
                     )
 
             try:
-                with stdout_kept_for_the_answer():
-                    anyio.run(until_signalled, work)
+                anyio.run(until_signalled, work)
             finally:
                 keep_closing()
 

@@ -276,7 +276,11 @@ def _require_producers(episode_class: type[Episode[Any, Any]], config: RLConfig)
 def _own_service(loaded: LoadedConfig, chosen: Chosen) -> OwnService | None:
     place, table = ("compute", "options"), loaded.config.compute.options
     if chosen.factory is None:
-        loaded.options(None, table, place=place)
+        if table is not None:
+            raise ConfigError(
+                "compute.options: set, but only a service of your own takes options; name one in "
+                'compute.scope, as "module:factory", or remove them'
+            )
         return None
     key = "compute.scope" if chosen.source == CONFIGURED else chosen.source
     factory = import_callable(chosen.factory, loaded.directory, key=key)

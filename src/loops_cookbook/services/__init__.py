@@ -5,6 +5,7 @@ A service of your own needs no base class: an object with the methods of `Servic
 context manager that holds the service open for the length of a run.
 """
 
+from loops_cookbook.learning.datums import Datum
 from loops_cookbook.services.base import (
     AdamParams,
     Chat,
@@ -25,6 +26,7 @@ __all__ = [
     "Chat",
     "ChatAnswer",
     "ChatRequest",
+    "Datum",
     "LossSpec",
     "SampleParams",
     "Sampler",
