@@ -167,7 +167,7 @@ def _advised_pause(headers: Mapping[str, str]) -> float | None:
             seconds = (then - parsedate_to_datetime(headers.get("date", ""))).total_seconds()
         except (TypeError, ValueError):
             return None
-    return max(0.0, seconds) if math.isfinite(seconds) else None
+    return seconds if 0 < seconds < math.inf else None
 
 
 def _parsed(body: bytes) -> object:
