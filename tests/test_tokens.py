@@ -77,8 +77,14 @@ def test_two_branches_of_one_turn_share_its_tokens_as_context() -> None:
 def test_the_longest_row_is_gone_on_with() -> None:
     rows = rows_of(turn([1], 2), turn([1, 2], 3), turn([1, 2, 3], 4))
     assert rows == [([1, 2, 3, 4], ".sss")]
+    rows = rows_of(turn([1], 2), turn([1], 2, 3), turn([1, 2, 3], 4))
+    assert rows == [([1, 2], ".s"), ([1, 2, 3, 4], ".sss")]
+
+
+def test_a_turn_that_ended_late_may_stand_before_one_that_ended_early() -> None:
+    """Joined in the order of their ends, these three turns once made two rows."""
     rows = rows_of(turn([1, 2], 3), turn([1], 2), turn([1, 2, 3], 4))
-    assert rows == [([1, 2, 3, 4], "..ss"), ([1, 2], ".s")]
+    assert rows == [([1, 2, 3, 4], ".sss")]
 
 
 def test_a_turn_without_a_token_adds_nothing() -> None:
@@ -174,6 +180,33 @@ def test_each_sampled_token_follows_the_prompt_that_it_was_sampled_from(
         whole = np.concatenate([t.prompt_ids, t.sampled.ids])
         if len(t.sampled.ids):
             assert any(np.array_equal(row.ids[: len(whole)], whole) for row in rows)
+
+
+@given(trajectory=trajectories())
+@settings(deadline=None)
+def test_no_other_way_to_join_the_turns_gives_fewer_rows(trajectory: Trajectory) -> None:
+    said = [t for t in trajectory.turns if len(t.sampled.ids)]
+    assert len(sequences(trajectory)) == len(said) - _most_that_go_on(said)
+
+
+def _most_that_go_on(turns: AbstractSequence[Turn]) -> int:
+    """The most turns that can each go on with a turn of their own, by augmenting paths."""
+    whole = [np.concatenate([t.prompt_ids, t.sampled.ids]) for t in turns]
+    before = [
+        [i for i, w in enumerate(whole) if np.array_equal(t.prompt_ids[: len(w)], w)] for t in turns
+    ]
+    taken: dict[int, int] = {}
+
+    def finds(turn: int, tried: set[int]) -> bool:
+        for i in before[turn]:
+            if i not in tried:
+                tried.add(i)
+                if i not in taken or finds(taken[i], tried):
+                    taken[i] = turn
+                    return True
+        return False
+
+    return sum(finds(turn, set()) for turn in range(len(turns)))
 
 
 def _trained(row: Sequence) -> list[tuple[float, int]]:

@@ -11,11 +11,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, cast
 
+from loops_cookbook.problems import found
+
 Message: TypeAlias = Mapping[str, object]
 """One message in OpenAI form: `role`, `content`, and for an assistant `tool_calls`."""
 
 Tool: TypeAlias = Mapping[str, object]
 """A tool's declaration in OpenAI form: `{"type": "function", "function": {...}}`."""
+
+
+_IMAGES = ("image", "image_url", "input_image")
+"""What the clients in use call a part that is an image."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +65,16 @@ def text_of(content: object) -> str | None:
     for part in cast(Iterable[object], content):
         text = cast(Mapping[str, object], part).get("text") if isinstance(part, Mapping) else None
         if not isinstance(text, str):
-            raise ValueError(f"a content part must be text here, not {part!r}")
+            raise ValueError(f"a content part must be text here, not {_kind(cast(object, part))}")
         parts.append(text)
     return "".join(parts)
+
+
+def images_in(content: object) -> int:
+    """How many parts of a message's content are images."""
+    if isinstance(content, str) or not isinstance(content, Sequence):
+        return 0
+    return sum(_type_of(part) in _IMAGES for part in cast(Sequence[object], content))
 
 
 def canonical(message: Message) -> tuple[object, ...]:
@@ -101,3 +114,13 @@ def _canonical_call(call: Mapping[str, object]) -> tuple[object, str]:
 
 def _stable(value: object) -> str:
     return json.dumps(value, sort_keys=True, ensure_ascii=False, default=repr)
+
+
+def _type_of(part: object) -> object:
+    return cast(Mapping[str, object], part).get("type") if isinstance(part, Mapping) else None
+
+
+def _kind(part: object) -> str:
+    """A part in a few words: what it holds may be a whole file."""
+    kind = _type_of(part)
+    return f"a part of type {kind!r}" if isinstance(kind, str) else found(part)

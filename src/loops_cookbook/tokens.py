@@ -109,13 +109,15 @@ def sequences(trajectory: Trajectory) -> tuple[Sequence, ...]:
     """Join turns into the fewest rows in which each sampled token stands exactly once.
 
     A turn goes on with the longest row that its prompt begins with, token for token. Turns
-    without a sampled token add nothing.
+    without a sampled token add nothing. Rows stand in the order of their first turns' ends.
     """
+    # From the shortest prompt up, so that every turn that a row may hold before another comes
+    # before it. Then the longest row is never the wrong one to take: whatever could go on with
+    # it later can go on with a shorter one just as well.
+    said = [turn for turn in trajectory.turns if len(turn.sampled.ids)]
     rows: list[list[Turn]] = []
     heads: list[Ids] = []
-    for turn in trajectory.turns:
-        if len(turn.sampled.ids) == 0:
-            continue
+    for turn in sorted(said, key=lambda turn: len(turn.prompt_ids)):
         whole = np.concatenate([turn.prompt_ids, turn.sampled.ids])
         begun = [i for i, head in enumerate(heads) if _begins_with(turn.prompt_ids, head)]
         if begun:
@@ -125,6 +127,8 @@ def sequences(trajectory: Trajectory) -> tuple[Sequence, ...]:
         else:
             rows.append([turn])
             heads.append(whole)
+    place = {id(turn): index for index, turn in enumerate(said)}
+    rows.sort(key=lambda turns: place[id(turns[0])])
     return tuple(_row(turns) for turns in rows)
 
 

@@ -1,18 +1,17 @@
 """`Conversation.generate`: what is sent, what is recorded, what the agent gets."""
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import anyio
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from trio.testing import MockClock
 
 from loops_cookbook.episodes.conversation import Conversation, Models, TryRecord
 from loops_cookbook.errors import EpisodeError, ServiceError, ServiceUnavailable
-from loops_cookbook.messages import Message
+from loops_cookbook.messages import Message, Tool
 from loops_cookbook.runtimes.base import Place
 from loops_cookbook.runtimes.producers import Policy, Producers
 from loops_cookbook.services.base import SampleParams
@@ -61,8 +60,8 @@ class Try:
         producers = Producers(policy, {"judge": judge})
         self.models = Models(producers, self.record, trains=trains)
 
-    def conversation(self) -> Conversation:
-        return self.models["main"].conversation()
+    def conversation(self, tools: Sequence[Tool] | None = None) -> Conversation:
+        return self.models["main"].conversation(tools=tools)
 
     @property
     def origins(self) -> list[str]:
@@ -75,6 +74,14 @@ class Try:
 
 def user(text: str) -> Message:
     return {"role": "user", "content": text}
+
+
+def tool(name: str) -> Tool:
+    return {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
+
+
+def call(name: str, **arguments: object) -> str:
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
 def ids(values: Sequence[int]) -> list[int]:
@@ -209,6 +216,19 @@ async def test_altering_a_later_reply_is_told_as_rewritten_where_it_cannot_be_ex
     assert attempt.origins == ["first", "template", "rewritten"]
 
 
+async def test_a_format_that_cannot_be_extended_gives_a_row_for_each_turn() -> None:
+    """B8: what the model saw is what it is trained on, though earlier turns look other now."""
+    attempt = Try(["a", "b", "c"], renderer=PlainRenderer(extends=False))
+    conversation = attempt.conversation()
+    messages: list[Message] = [user("1")]
+    for text in ("2", "3", "4"):
+        reply = await conversation.generate(messages)
+        messages += [reply.message, user(text)]
+    assert attempt.origins == ["first", "template", "template"]
+    trained = [turn.prompt_ids for turn in attempt.record.turns]
+    assert [ids(call.prompt_ids) for call in attempt.sampler.calls] == [ids(p) for p in trained]
+
+
 async def test_a_shortened_history_is_a_new_sequence() -> None:
     attempt = Try(["a", "b"])
     conversation = attempt.conversation()
@@ -247,6 +267,147 @@ async def test_calls_at_once_are_branches() -> None:
     assert attempt.rows == 2
 
 
+LOOK, FIND = tool("look"), tool("find")
+ROOMY = replace(PLACE, params=replace(PLACE.params, max_tokens=400))
+
+
+async def test_a_reply_that_calls_tools_says_so_in_every_field() -> None:
+    attempt = Try([f"I look. {call('look', at='sea')}{call('find')}"], place=ROOMY)
+    reply = await attempt.conversation(tools=[LOOK, FIND]).generate([user("?")])
+    assert reply.content == "I look."
+    assert [(c.name, dict(c.arguments)) for c in reply.tool_calls] == [
+        ("look", {"at": "sea"}),
+        ("find", {}),
+    ]
+    assert reply.finish_reason == "tool_calls"
+    assert reply.message["tool_calls"] == [c.as_message_part() for c in reply.tool_calls]
+    assert attempt.record.calls[0].tools == (LOOK, FIND)
+
+
+async def test_a_broken_call_is_reported_beside_the_good_one_and_kept_in_the_history() -> None:
+    """B12: one malformed call lost the others."""
+    broken = "<tool_call>{oops</tool_call>"
+    attempt = Try([call("look") + broken], place=ROOMY)
+    reply = await attempt.conversation(tools=[LOOK]).generate([user("?")])
+    assert [c.name for c in reply.tool_calls] == ["look"]
+    assert [(m.raw, m.problem) for m in reply.malformed_tool_calls] == [
+        (broken, "the call is not JSON")
+    ]
+    assert (reply.content, reply.message["content"]) == (None, broken)
+    assert attempt.record.calls[0].reply["content"] == broken
+
+
+async def test_a_reply_with_calls_that_its_limit_cut_ends_in_length() -> None:
+    attempt = Try([f"{call('look')} and more words"])
+    reply = await attempt.conversation(tools=[LOOK]).generate([user("?")], max_tokens=60)
+    assert (reply.finish_reason, len(reply.tool_calls)) == ("length", 1)
+
+
+async def test_rounds_of_calls_make_one_sequence() -> None:
+    attempt = Try([call("look", at="sea"), call("look", at="sky"), "Both are blue."], place=ROOMY)
+    conversation = attempt.conversation(tools=[LOOK])
+    messages: list[Message] = [user("?")]
+    for _ in range(2):
+        reply = await conversation.generate(messages)
+        [made] = reply.tool_calls
+        result = {"role": "tool", "tool_call_id": made.id, "content": "blue"}
+        messages += [reply.message, result]
+    await conversation.generate(messages)
+    assert attempt.origins == ["first", "extended", "extended"]
+    assert attempt.rows == 1
+
+
+async def test_arguments_written_in_another_way_still_extend() -> None:
+    """B4: a client wrote the arguments of a call anew, and history was tokenized again."""
+    attempt = Try([call("look", x=1, y=2), "done"], place=ROOMY)
+    conversation = attempt.conversation(tools=[LOOK])
+    await conversation.generate([user("?")])
+    function = {"name": "look", "arguments": '{"y":2,  "x":1}'}
+    back = {"role": "assistant", "tool_calls": [{"id": "other", "function": function}]}
+    result = {"role": "tool", "tool_call_id": "other", "content": "blue"}
+    await conversation.generate([user("?"), back, result])
+    assert attempt.origins == ["first", "extended"]
+
+
+async def test_arguments_that_the_agent_altered_begin_a_new_sequence() -> None:
+    """B4: never an assertion in the middle of a run."""
+    attempt = Try([call("look", x=1), "done"], place=ROOMY)
+    conversation = attempt.conversation(tools=[LOOK])
+    reply = await conversation.generate([user("?")])
+    reply.message["tool_calls"][0]["function"]["arguments"] = '{"x": 2}'  # type: ignore[index]
+    await conversation.generate([user("?"), reply.message, {"role": "tool", "content": "blue"}])
+    assert attempt.origins == ["first", "rewritten"]
+    kept = attempt.record.calls[0].reply["tool_calls"]
+    assert kept[0]["function"]["arguments"] == '{"x": 1}'  # type: ignore[index]
+
+
+async def test_other_tools_begin_a_new_sequence_and_the_old_ones_go_on_with_the_old() -> None:
+    attempt = Try(["a", "b", "c"])
+    conversation = attempt.conversation(tools=[LOOK])
+    one = await conversation.generate([user("1")])
+    messages = [user("1"), one.message, user("2")]
+    await conversation.generate(messages, tools=[FIND])
+    await conversation.generate(messages)
+    assert attempt.origins == ["first", "tools", "extended"]
+    assert [c.tools for c in attempt.record.calls] == [(LOOK,), (FIND,), (LOOK,)]
+
+
+async def test_tools_that_differ_in_key_order_alone_are_the_same() -> None:
+    attempt = Try(["a", "b"])
+    conversation = attempt.conversation(tools=[LOOK])
+    one = await conversation.generate([user("1")])
+    same = dict(reversed(LOOK.items()))
+    await conversation.generate([user("1"), one.message, user("2")], tools=[same])
+    assert attempt.origins == ["first", "extended"]
+
+
+async def test_tool_choice_none_shows_no_tools_and_reads_no_calls() -> None:
+    attempt = Try([call("look")])
+    conversation = attempt.conversation(tools=[LOOK])
+    reply = await conversation.generate([user("?")], tool_choice="none")
+    assert attempt.sampler.calls[0].prompt == "<|user|>?<|end|><|assistant|>"
+    assert (reply.content, reply.tool_calls) == (call("look"), ())
+    assert attempt.record.calls[0].tools == ()
+
+
+async def test_an_empty_list_of_tools_stands_in_for_those_of_the_conversation() -> None:
+    attempt = Try(["a"])
+    await attempt.conversation(tools=[LOOK]).generate([user("?")], tools=[])
+    assert attempt.record.calls[0].tools == ()
+
+
+async def test_tools_that_the_agent_changes_later_stay_as_they_were() -> None:
+    attempt = Try(["a"])
+    mine = dict(LOOK)
+    conversation = attempt.conversation(tools=[mine])
+    mine["type"] = "changed"
+    await conversation.generate([user("?")])
+    assert attempt.record.calls[0].tools == (LOOK,)
+
+
+async def test_tools_that_the_format_cannot_express_are_refused_with_the_reason() -> None:
+    class Toolless(PlainRenderer):
+        why_no_tools = "the chat template does not show the model any tools"
+
+    attempt = Try(["a"], renderer=Toolless())
+    with pytest.raises(EpisodeError, match="cannot be given tools: the chat template does not"):
+        await attempt.conversation(tools=[LOOK]).generate([user("?")])
+    reply = await attempt.conversation(tools=[LOOK]).generate([user("?")], tool_choice="none")
+    assert reply.content == "a"
+
+
+async def test_conversations_of_one_attempt_are_sequences_of_their_own() -> None:
+    """Sub-agents: the tokens of each are trained, and what one says is context of the other."""
+    attempt = Try(["ask: sea", "blue", "The sea is blue."])
+    lead, helper = attempt.conversation(), attempt.conversation()
+    asked = await lead.generate([user("?")])
+    answer = await helper.generate([user(str(asked.content))])
+    await lead.generate([user("?"), asked.message, user(str(answer.content))])
+    rows = sequences(Trajectory(tuple(attempt.record.turns)))
+    said = [bytes(i for i in ids(row.ids[row.is_sampled]) if i < 256).decode() for row in rows]
+    assert said == ["ask: seaThe sea is blue.", "blue"]
+
+
 async def test_a_prompt_without_room_samples_nothing_and_says_so() -> None:
     attempt = Try([], max_seq_len=6)
     reply = await attempt.conversation().generate([user("1234")])
@@ -266,6 +427,7 @@ async def test_a_reply_may_fill_the_window_to_its_last_token() -> None:
 
 
 async def test_the_limit_of_an_attempt_counts_sampled_tokens_only() -> None:
+    """B11: one limit for both charged what tools gave back to the model's own budget."""
     attempt = Try(["abcd", "efgh"], place=replace(PLACE, max_attempt_tokens=8))
     conversation = attempt.conversation()
     reply = await conversation.generate([user("a prompt of many tokens")])
@@ -448,7 +610,12 @@ async def test_a_model_that_the_config_lacks_is_named() -> None:
         ([{"role": "human", "content": "?"}], "the role 'human'"),
         ([{"role": "user"}], r"\(user\) has no content"),
         ([{"role": "user", "content": 5}], r"\(user\) is not in OpenAI form: content must be"),
-        ([{"role": "user", "content": [{"type": "image"}]}], "a content part must be text"),
+        ([{"role": "user", "content": [{"type": "video"}]}], "text here, not a part of type 'vid"),
+        ([{"role": "user", "content": [{"type": "image"}]}], r"\[0\] .* \(user\) holds an image"),
+        (
+            [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}],
+            "holds an image: models are given token ids alone in this version",
+        ),
     ],
 )
 async def test_messages_that_cannot_be_used_are_refused_with_their_place(
@@ -465,13 +632,29 @@ async def test_messages_that_cannot_be_used_are_refused_with_their_place(
     [
         (lambda c: c.generate([user("?")], max_tokens=0), "max_tokens=0: use 1 or more"),
         (lambda c: c.generate([user("?")], stop=["a", ""]), "empty stop string"),
+        (lambda c: c.generate([user("?")], tool_choice="auto"), "and no tools"),
+        (lambda c: c.generate([user("?")], tool_choice="required"), "'required': a call cannot"),
+        (lambda c: c.generate([user("?")], tools=[LOOK], tool_choice=LOOK), "cannot be forced"),
+        (lambda c: c.generate([user("?")], tools=LOOK), "as tools: pass a list"),
+        (
+            lambda c: c.generate([user("?")], tools=["look"]),
+            r"tools\[0\] of generate\(\) is 'look'",
+        ),
+        (lambda c: c.generate([user("?")], tools=[{"name": "look"}]), "write it as"),
+        (lambda c: c.generate([user("?")], tools=[LOOK, LOOK]), "two tools named 'look'"),
+        (lambda c: c.generate([user("?")], tools=[{**LOOK, "x": {1}}]), "not plain JSON"),
     ],
 )
-async def test_limits_that_cannot_be_used_are_refused(
+async def test_options_that_cannot_be_used_are_refused(
     ask: Callable[[Conversation], object], said: str
 ) -> None:
     with pytest.raises(EpisodeError, match=said):
         await ask(Try([]).conversation())  # type: ignore[misc]
+
+
+async def test_tools_of_a_conversation_are_checked_when_it_begins() -> None:
+    with pytest.raises(EpisodeError, match=r"tools\[0\] of conversation\(\) is 'look'"):
+        Try([]).conversation(tools=["look"])  # type: ignore[list-item]
 
 
 async def test_messages_that_the_format_cannot_express_are_refused_with_its_name() -> None:
@@ -481,57 +664,3 @@ async def test_messages_that_the_format_cannot_express_are_refused_with_its_name
 
     with pytest.raises(EpisodeError, match=r"PlainRenderer cannot express .* must come first"):
         await Try([], renderer=Picky()).conversation().generate([user("?")])
-
-
-@st.composite
-def walks(draw: st.DrawFn) -> list[tuple[str, int, str]]:
-    """Steps of an agent: extend a past call, rewrite it, ask it again, or begin anew."""
-    kinds = st.sampled_from(["extend", "rewrite", "again", "anew"])
-    texts = st.text("ab", min_size=0, max_size=2)
-    return draw(st.lists(st.tuples(kinds, st.integers(0, 5), texts), min_size=1, max_size=8))
-
-
-@given(
-    walk=walks(),
-    said=st.lists(st.text("ab", max_size=3), min_size=8, max_size=8),
-    extends=st.booleans(),
-)
-@settings(max_examples=150, deadline=None)
-def test_every_sampled_token_is_trained_exactly_once(
-    walk: list[tuple[str, int, str]], said: list[str], extends: bool
-) -> None:
-    tokenizer = ByteTokenizer(words=["ab", "aba"])
-    counter = iter(range(1, 10_000))
-    lines = [Line(ids=[*text.encode(), END]) for text in said]
-    lines = [replace(line, logprobs=[-next(counter) / 8 for _ in line.ids or ()]) for line in lines]
-    attempt = Try(lines, renderer=PlainRenderer(tokenizer, extends=extends))
-
-    async def agent() -> None:
-        conversation, histories = attempt.conversation(), [[user("start")]]
-        for kind, which, text in walk:
-            past = histories[which % len(histories)]
-            messages: list[Message] = {
-                "extend": [*past, user(text)],
-                "rewrite": [*past[:-1], {**past[-1], "content": text}, user(text)],
-                "again": list(past),
-                "anew": [user(text)],
-            }[kind]
-            reply = await conversation.generate(messages)
-            histories.append([*messages, reply.message])
-
-    anyio.run(agent, backend="trio", backend_options={"clock": MockClock(autojump_threshold=0)})
-    rows = sequences(Trajectory(tuple(attempt.record.turns)))
-    trained = sorted(p for row in rows for p in row.logprobs[row.is_sampled].tolist())
-    sampled = sorted(p for turn in attempt.record.turns for p in turn.sampled.logprobs.tolist())
-    assert trained == sampled
-    by_logprob = {
-        p: i
-        for turn in attempt.record.turns
-        for p, i in zip(turn.sampled.logprobs.tolist(), turn.sampled.ids.tolist(), strict=True)
-    }
-    for row in rows:
-        assert not row.logprobs[~row.is_sampled].any()
-        for p, i in zip(
-            row.logprobs[row.is_sampled].tolist(), row.ids[row.is_sampled].tolist(), strict=True
-        ):
-            assert by_logprob[p] == i

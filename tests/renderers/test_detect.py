@@ -149,3 +149,20 @@ def test_a_folder_of_unknown_origin_imports_nothing_heavy(save_model, tmp_path):
     )
 
     assert out.stdout.strip() == "False []"
+
+
+def test_a_template_that_keeps_reasoning_among_results_alone_says_both(save_model, tmp_path):
+    told = detect("models/tiny", save_model(tmp_path, "tool_cycle"))
+
+    assert told.line.endswith(
+        "; stops <|im_end|>; results of tools extend, turns of a user do not: "
+        "the template drops the reasoning of earlier turns"
+    )
+    assert (told.extends_results, told.why_no_tools) == (True, None)
+
+
+def test_a_template_without_tools_says_why(save_model, tmp_path):
+    told = detect("models/tiny", save_model(tmp_path))
+
+    assert told.why_no_tools == "the chat template does not show the model any tools"
+    assert not told.extends_results

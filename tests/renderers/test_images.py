@@ -43,6 +43,22 @@ def test_a_reason_is_one_short_sentence(said, told):
     assert sentence(ImportError(said)) == told
 
 
+@pytest.mark.parametrize("name", ["models/vision", "Qwen/Qwen3-VL-4B-Instruct"])
+def test_an_engine_that_takes_no_images_is_told_before_any_library_is_missed(tmp_path, name):
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3_vl", "vision_config": {}}')
+    folder = tmp_path if name == "models/vision" else None
+
+    assert images_line(name, folder, engine="the embedded engine") == (
+        "unavailable (the embedded engine takes token ids alone); text-only training works"
+    )
+
+
+def test_a_text_model_is_told_as_one_whatever_the_engine(save_model, tmp_path):
+    line = images_line("models/tiny", save_model(tmp_path), engine="the embedded engine")
+
+    assert line == "not supported by this model"
+
+
 @pytest.mark.slow  # imports transformers
 @pytest.mark.timeout(120)
 def test_a_vision_model_that_cannot_be_prepared_says_why(tmp_path):

@@ -136,7 +136,7 @@ def test_reasoning_text_and_calls_of_a_reply_are_told_apart(qwen3, ids):
 def test_a_call_that_cannot_be_read_is_reported_and_loses_no_other(qwen3, ids):
     call = '<tool_call>\n{"name": "weather", "arguments": {}}\n</tool_call>'
     sampled = ids(f"{call}\n<tool_call>\n{{oops\n</tool_call>\n{call}<|im_end|>")
-    parsed = qwen3.parse(sampled)
+    parsed = qwen3.parse(sampled, [WEATHER])
 
     assert [call.name for call in parsed.tool_calls] == ["weather", "weather"]
     assert len({call.id for call in parsed.tool_calls}) == 2
@@ -150,8 +150,36 @@ def test_a_reply_read_twice_has_the_same_call_ids(qwen3, ids):
     sampled = ids('<tool_call>\n{"name": "weather", "arguments": {}}\n</tool_call><|im_end|>')
     other = ids('ok<tool_call>\n{"name": "weather", "arguments": {}}\n</tool_call><|im_end|>')
 
-    assert qwen3.parse(sampled) == qwen3.parse(sampled)
-    assert qwen3.parse(sampled).tool_calls[0].id != qwen3.parse(other).tool_calls[0].id
+    first, again, third = (qwen3.parse(one, [WEATHER]) for one in (sampled, sampled, other))
+
+    assert first == again
+    assert first.tool_calls[0].id != third.tool_calls[0].id
+
+
+def test_what_is_said_between_and_after_calls_is_kept(qwen3, ids):
+    """B12: Prime's grammar drops every word after the first call."""
+    call = '<tool_call>\n{"name": "weather", "arguments": {}}\n</tool_call>'
+    parsed = qwen3.parse(ids(f"One. {call} Two. {call} Three.<|im_end|>"), [WEATHER])
+
+    assert parsed.content == "One.\nTwo.\nThree."
+    assert len(parsed.tool_calls) == 2
+
+
+def test_calls_are_read_only_where_tools_are_declared(qwen3, ids):
+    text = 'One.\n<tool_call>\n{"name": "weather", "arguments": {}}\n</tool_call>'
+    parsed = qwen3.parse(ids(f"{text}<|im_end|>"))
+
+    assert (parsed.content, parsed.tool_calls) == (text, ())
+
+
+@pytest.mark.parametrize(
+    ("name", "known_as"), [("Qwen3VLRenderer", "Qwen/Qwen3-VL-4B-Instruct"), ("Qwen35Renderer", "")]
+)
+def test_every_format_that_shows_tools_says_so(tokenizer, name, known_as):
+    renderer = PrimeRenderer(tokenizer, name, known_as=known_as)
+
+    assert renderer.why_no_tools is None
+    assert renderer.extends_results
 
 
 @pytest.mark.parametrize(
@@ -207,4 +235,16 @@ def test_a_format_that_never_extends_says_why(make_tokenizer, qwen3):
     r1 = PrimeRenderer(tokenizer, "DeepSeekR1Renderer", known_as="deepseek-ai/DeepSeek-R1")
 
     assert r1.why_not_extended == "the template drops the reasoning of earlier turns"
-    assert qwen3.why_not_extended is None
+    assert not r1.extends_results
+
+
+def test_a_format_that_keeps_reasoning_until_a_user_speaks_again_extends_by_results(
+    tokenizer, qwen3
+):
+    kept = PrimeRenderer(
+        tokenizer, "Qwen3Renderer", known_as="Qwen/Qwen3-4B", thinking_retention="all"
+    )
+
+    assert qwen3.why_not_extended == "the template drops the reasoning of earlier turns"
+    assert qwen3.extends_results
+    assert kept.why_not_extended is None

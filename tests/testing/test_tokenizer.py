@@ -91,7 +91,27 @@ def test_a_reply_is_all_content(sampled: list[int], content: str) -> None:
     assert PlainRenderer().parse(ids_of(sampled)).content == content
 
 
-def test_tools_are_refused() -> None:
-    tool = {"type": "function", "function": {"name": "look"}}
-    with pytest.raises(ValueError, match="no way to declare tools"):
-        PlainRenderer().render([{"role": "user", "content": "?"}], [tool])
+TOOL = {"type": "function", "function": {"name": "look"}}
+CALL = '<tool_call>{"name": "look", "arguments": {"at": "é"}}</tool_call>'
+
+
+def test_tools_stand_first_and_calls_are_read_where_they_are_declared() -> None:
+    renderer = PlainRenderer()
+    prompt = renderer.decode(renderer.render([{"role": "user", "content": "?"}], [TOOL]))
+    assert prompt.startswith('<|system|>{"type": "function", "function": {"name": "look"}}<|end|>')
+    sampled = ids_of([*CALL.encode(), END])
+    [call] = renderer.parse(sampled, [TOOL]).tool_calls
+    assert (call.name, call.arguments) == ("look", {"at": "é"})
+    assert renderer.parse(sampled).content == CALL
+
+
+def test_a_call_of_the_history_is_written_as_it_is_read() -> None:
+    renderer = PlainRenderer()
+    user, result = {"role": "user", "content": "?"}, {"role": "tool", "content": "a cat"}
+    sampled = ids_of([*f"I look.\n{CALL}".encode(), END])
+    parsed = renderer.parse(sampled, [TOOL])
+    calls = [call.as_message_part() for call in parsed.tool_calls]
+    said = {"role": "assistant", "content": parsed.content, "tool_calls": calls}
+    extended = renderer.extend(renderer.render([user], [TOOL]), sampled, [result], [TOOL])
+    assert extended is not None
+    assert extended.tolist() == renderer.render([user, said, result], [TOOL]).tolist()

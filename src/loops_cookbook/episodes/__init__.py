@@ -5,6 +5,7 @@ from loops_cookbook.episodes.episode import Episode
 from loops_cookbook.episodes.phases import Grading, GroupAttempt, GroupGrading, Sampling, Setup
 from loops_cookbook.episodes.runtime import create_runtime
 from loops_cookbook.errors import Discard
+from loops_cookbook.messages import ToolCall
 from loops_cookbook.tasks import Task
 
 __all__ = [
@@ -19,5 +20,6 @@ __all__ = [
     "Sampling",
     "Setup",
     "Task",
+    "ToolCall",
     "create_runtime",
 ]

@@ -8,6 +8,7 @@ of a try: it is closed with the phase, and a call that comes later is refused.
 
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal, TypeAlias
@@ -18,8 +19,9 @@ import anyio.lowlevel
 from loops_cookbook.attempts import Call
 from loops_cookbook.episodes.history import Asked, Ended, History
 from loops_cookbook.episodes.record import TryRecord
+from loops_cookbook.episodes.tools import Declared, chosen_tools, declared_tools
 from loops_cookbook.errors import EpisodeError, ServiceError
-from loops_cookbook.messages import MalformedToolCall, Message, ToolCall
+from loops_cookbook.messages import MalformedToolCall, Message, Tool, ToolCall
 from loops_cookbook.renderers.base import ParsedReply
 from loops_cookbook.runtimes.producers import MAIN, Judge, Policy, Producer, Producers
 from loops_cookbook.services.base import Chat, ChatRequest, SampleParams
@@ -35,14 +37,18 @@ class Reply:
     """What a model answered."""
 
     content: str | None
+    """What it says beside its calls; None if there is nothing."""
     reasoning_content: str | None
     tool_calls: tuple[ToolCall, ...]
+    """Calls of the tools that were declared, in their order."""
     malformed_tool_calls: tuple[MalformedToolCall, ...]
+    """What was meant as a call and could not be read."""
     finish_reason: FinishReason
-    """`stop`: the model, or a stop string, ended it. `length`: a token limit did.
-    `context_full`: the messages left no room in the window, and nothing was sampled."""
+    """`stop`: the model, or a stop string, ended it. `tool_calls`: the same, and it calls a tool.
+    `length`: a token limit ended it. `context_full`: the messages left no room in the window, and
+    nothing was sampled."""
     message: dict[str, object]
-    """The reply as a message, to append to the history."""
+    """The reply as a message, to append to the history; malformed calls stand in its content."""
     token_ids: Ids
     """int32[T], as they were sampled, a stop token included."""
     logprobs: Logprobs
@@ -116,17 +122,28 @@ class Model:
         """Its name in the config."""
         return self._producer.name
 
-    def conversation(self) -> "Conversation":
-        """A conversation that is yet to begin; a model may hold several."""
-        return Conversation(self._producer, self._models, is_policy=self._is_policy)
+    def conversation(self, *, tools: Sequence[Tool] | None = None) -> "Conversation":
+        """A conversation that is yet to begin; a model may hold several.
+
+        Args:
+            tools: declared to the model in each call that brings none of its own, in OpenAI form.
+
+        Raises:
+            EpisodeError: the tools cannot be used.
+        """
+        declared = declared_tools(tools, "conversation()")
+        return Conversation(self._producer, self._models, declared, is_policy=self._is_policy)
 
 
 class Conversation:
     """Calls of one model that may go on from one another."""
 
-    def __init__(self, producer: Producer, models: Models, *, is_policy: bool) -> None:
+    def __init__(
+        self, producer: Producer, models: Models, declared: Declared, *, is_policy: bool
+    ) -> None:
         self._producer = producer
         self._models = models
+        self._declared = declared
         self._record = models.record
         self._is_policy = is_policy
         self._is_trained = is_policy and models.trains
@@ -136,20 +153,25 @@ class Conversation:
         self,
         messages: Sequence[Message],
         *,
+        tools: Sequence[Tool] | None = None,
+        tool_choice: object = None,
         max_tokens: int | None = None,
         stop: str | Sequence[str] | None = None,
     ) -> Reply:
         """Ask for the next assistant message.
 
-        Where the messages begin with those of an earlier call and its reply, the tokens of that
-        call are extended; else they begin a new sequence. Calls may run at once: each is a branch
-        of its own. Temperature, top_p and top_k are the config's.
+        Where the messages begin with those of an earlier call and its reply, and the tools are the
+        same, the tokens of that call are extended; else they begin a new sequence. Calls may run
+        at once: each is a branch of its own. Temperature, top_p and top_k are the config's.
 
         A judge, which is a model of `[producers]`, is sent all messages each time. Its reply has
         no token ids, no logprobs and no policy version.
 
         Args:
             messages: all that the model shall see, in OpenAI form, system message included.
+            tools: what the model may call, in place of the conversation's; empty for none.
+            tool_choice: "auto" or None declares the tools, "none" does not; any other is refused,
+                but sent to a judge as it is.
             max_tokens: the limit of this reply, in place of the config's; what is left of the
                 window and of the attempt's own limit caps it.
             stop: strings that end the reply, in place of the config's; they stay part of it.
@@ -159,14 +181,16 @@ class Conversation:
             ServiceError: the model did not answer; the attempt will not be graded.
         """
         self._models.require_open()
+        shown = self._declared if tools is None else declared_tools(tools, "generate()")
         if isinstance(self._producer, Judge):
-            asked = self._history.ask(messages)
+            asked = self._history.ask(messages, shown)
             _, stops = self._wishes(max_tokens, stop or ())
-            request = ChatRequest(asked.messages, max_tokens=max_tokens, stop=stops)
+            request = ChatRequest(asked.messages, shown.tools, tool_choice, max_tokens, stops)
             return await self._judged(self._producer.chat, asked, request)
         seed = self._record.next_seed()
         wanted, stops = self._wishes(max_tokens, stop)
-        asked = self._history.ask(messages)
+        shown = chosen_tools(shown, tool_choice, self._policy.renderer)
+        asked = self._history.ask(messages, shown)
         prompt_ids, origin = await self._prompt(asked)
         window = self._record.max_seq_len - len(prompt_ids) if self._is_policy else wanted
         left = self._record.tokens_left(wanted) if self._is_trained else wanted
@@ -175,8 +199,9 @@ class Conversation:
             finish = "context_full" if window <= 0 else "length"
             return await self._unsaid(asked, origin, finish)
         sampled, turn = await self._sample(prompt_ids, self._params(room, stops, seed), origin)
-        parsed = await self._parsed(sampled.ids)
-        reply = self._reply(sampled, sampled.stop, parsed)
+        parsed = await self._parsed(sampled.ids, shown.tools)
+        finish = "tool_calls" if sampled.stop == "stop" and parsed.tool_calls else sampled.stop
+        reply = self._reply(sampled, finish, parsed)
         call = self._recorded(asked, reply, origin, turn)
         self._history.end(asked, call.reply, Ended(prompt_ids, sampled.ids))
         return reply
@@ -214,14 +239,14 @@ class Conversation:
         return max_tokens or params.max_tokens, stops
 
     async def _prompt(self, asked: Asked) -> tuple[Ids, Origin]:
-        renderer, earlier = self._policy.renderer, asked.earlier
+        renderer, earlier, tools = self._policy.renderer, asked.earlier, asked.declared.tools
 
         def work() -> tuple[Ids, Origin]:
             if earlier is not None:
-                ids = renderer.extend(earlier.prompt_ids, earlier.sampled_ids, asked.new)
+                ids = renderer.extend(earlier.prompt_ids, earlier.sampled_ids, asked.new, tools)
                 if ids is not None:
                     return ids, "extended"
-            return renderer.render(asked.messages), asked.origin
+            return renderer.render(asked.messages, tools), asked.origin
 
         try:
             return await self._policy.off_load(work)
@@ -269,8 +294,8 @@ class Conversation:
         models.require_open()
         return completions[0]
 
-    async def _parsed(self, sampled_ids: Ids) -> ParsedReply:
-        work = partial(self._policy.renderer.parse, sampled_ids)
+    async def _parsed(self, sampled_ids: Ids, tools: Sequence[Tool]) -> ParsedReply:
+        work = partial(self._policy.renderer.parse, sampled_ids, tools)
         # What was recorded gets its line in the transcript: no clock cuts this short work.
         with anyio.CancelScope(shield=True):
             return await self._policy.off_load(work)
@@ -286,7 +311,9 @@ class Conversation:
         return reply
 
     def _reply(self, sampled: SampledTokens, finish: FinishReason, parsed: ParsedReply) -> Reply:
-        message: dict[str, object] = {"role": "assistant", "content": parsed.content or ""}
+        unread = [call.raw for call in parsed.malformed_tool_calls]
+        content = "\n".join([parsed.content, *unread] if parsed.content else unread)
+        message: dict[str, object] = {"role": "assistant", "content": content}
         if parsed.reasoning_content is not None:
             message["reasoning_content"] = parsed.reasoning_content
         if parsed.tool_calls:
@@ -307,9 +334,9 @@ class Conversation:
         call = Call(
             producer=self._producer.name,
             messages=asked.messages,
-            tools=(),
+            tools=asked.declared.tools,
             # The agent appends the message to its history, and may change it there.
-            reply=dict(reply.message),
+            reply=deepcopy(reply.message),
             finish_reason=reply.finish_reason,
             origin=origin if self._is_policy else None,
             turn=turn,

@@ -2,16 +2,18 @@
 
 A conversation is a tree of messages. `History.ask` walks it with what an agent is about to send:
 the messages are checked, kept as they are at that moment, and matched with those of earlier
-calls by `messages.canonical`. The longest beginning that ends in the reply of an earlier call is
-the place to go on from. A message that several calls share is kept once.
+calls by `messages.canonical`. The longest beginning that ends in the reply of an earlier call with
+the same tools is the place to go on from. A message that several calls share is kept once.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import TypeAlias, cast
 
+from loops_cookbook.episodes.tools import NO_TOOLS, Declared
 from loops_cookbook.errors import EpisodeError
-from loops_cookbook.messages import Message, canonical
+from loops_cookbook.messages import Message, canonical, images_in
 from loops_cookbook.problems import found
 from loops_cookbook.tokens import Ids, Origin
 
@@ -34,8 +36,8 @@ class Node:
 
     message: Message
     next: "dict[_Key, Node]" = field(default_factory=lambda: {})
-    ended: Ended | None = None
-    """The latest call whose reply this message is."""
+    ended: "dict[str, Ended]" = field(default_factory=lambda: {})
+    """The latest call whose reply this message is, for each list of tools."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,6 +45,7 @@ class Asked:
     """What a call sends, and where its prompt may begin."""
 
     messages: tuple[Message, ...]
+    declared: Declared
     node: Node
     """The place of the last message."""
     earlier: Ended | None
@@ -60,13 +63,14 @@ class History:
         self._root = Node({})
         self._has_ended = False
 
-    def ask(self, messages: Sequence[Message]) -> Asked:
+    def ask(self, messages: Sequence[Message], declared: Declared = NO_TOOLS) -> Asked:
         """Take in what a call is about to send.
 
         Raises:
             EpisodeError: the messages are not a list of messages in OpenAI form.
         """
         node, earlier, start, is_known = self._root, None, 0, True
+        other_tools = False
         kept: list[Message] = []
         for index, message in enumerate(_listed(messages)):
             key = _key(index, message)
@@ -76,10 +80,13 @@ class History:
                 following = node.next[key] = Node(_frozen(message))
             node = following
             kept.append(node.message if node.message == message else _frozen(message))
-            if node.ended is not None:
-                earlier, start = node.ended, index + 1
+            if ended := node.ended.get(declared.key):
+                earlier, start, other_tools = ended, index + 1, False
+            elif node.ended:
+                other_tools = True
         new = tuple(kept[start:])
-        return Asked(tuple(kept), node, earlier, new, self._origin(earlier, new, is_known))
+        origin: Origin = "tools" if other_tools else self._origin(earlier, new, is_known)
+        return Asked(tuple(kept), declared, node, earlier, new, origin)
 
     def end(self, asked: Asked, reply: Message, ended: Ended) -> None:
         """Note that the call for `asked` came back with `reply`."""
@@ -87,7 +94,7 @@ class History:
         node = asked.node.next.get(key)
         if node is None:
             node = asked.node.next[key] = Node(reply)
-        node.ended = ended
+        node.ended[asked.declared.key] = ended
         self._has_ended = True
 
     def _origin(self, earlier: Ended | None, new: Iterable[Message], is_known: bool) -> Origin:
@@ -122,6 +129,11 @@ def _key(index: int, message: object) -> _Key:
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str) or role not in _ROLES:
         raise EpisodeError(f"{where} has the role {found(role)}: use one of {', '.join(_ROLES)}")
+    if images_in(content):
+        raise EpisodeError(
+            f"{where} ({role}) holds an image: models are given token ids alone in this version, "
+            "as `loops check` says after `Images:`; send text"
+        )
     if content is None and role != "assistant":
         raise EpisodeError(f"{where} ({role}) has no content: give it a string")
     try:
@@ -136,4 +148,6 @@ def _frozen(message: object) -> Message:
     content = copy.get("content")
     if content is not None and not isinstance(content, str):
         copy["content"] = [dict(part) for part in cast(Iterable[Message], content)]
+    if copy.get("tool_calls"):
+        copy["tool_calls"] = deepcopy(copy["tool_calls"])
     return copy

@@ -31,11 +31,16 @@ class CheckReport:
         """The report for machines: each `Name: value` line as a key."""
         named = [line.strip().partition(": ") for line in self.lines]
         fields = {name: value for name, colon, value in named if colon}
+        told = self.renderer
+        is_known = told.renderer is not None
         return {
             "report": fields,
-            "stops": list(self.renderer.stops),
-            "turns_extend": self.renderer.why_not_extended is None,
-            "why_not_extended": self.renderer.why_not_extended,
+            "stops": list(told.stops),
+            "turns_extend": told.why_not_extended is None if is_known else None,
+            "why_not_extended": told.why_not_extended,
+            "tool_results_extend": told.extends_results if is_known else None,
+            "tools": told.why_no_tools is None if is_known else None,
+            "why_no_tools": told.why_no_tools,
             "lines": list(self.lines),
             "warnings": list(self.warnings),
         }
@@ -54,7 +59,7 @@ def check_report(plan: Plan, values: Mapping[str, str]) -> CheckReport:
         f"Runtime: {config.runtime}; tasks: {len(plan.tasks)}",
         _capabilities_line(plan),
         f"Renderer: {plan.detection.line}",
-        f"Images: {images_line(plan.model.name, plan.model.directory)}",
+        f"Images: {_images(plan)}",
         f"Mode: {training.mode}; batch: {training.groups_per_update} × {training.group_size}",
         f"Loss: {training.loss}",
         f"Loss aggregation: {training.loss_aggregation}",
@@ -75,6 +80,11 @@ def _model_line(plan: Plan) -> list[str]:
         return []
     limit = f" (up to {plan.model_limit})" if plan.model_limit else ""
     return [f"Local model: {plan.model.name}; {length}{limit}"]
+
+
+def _images(plan: Plan) -> str:
+    engine = "the embedded engine" if plan.scope.is_local else None
+    return images_line(plan.model.name, plan.model.directory, engine=engine)
 
 
 def _capabilities_line(plan: Plan) -> str:

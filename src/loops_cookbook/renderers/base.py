@@ -42,7 +42,20 @@ class Renderer(Protocol):
 
     @property
     def why_not_extended(self) -> str | None:
-        """None where `extend` works, else the reason why every turn begins a new sequence."""
+        """None where `extend` works, else why a user's message begins a new sequence."""
+        ...
+
+    @property
+    def extends_results(self) -> bool:
+        """Whether the results of tool calls extend a prompt, also where a user's message does not.
+
+        Many formats drop the reasoning of earlier turns only when a user speaks again.
+        """
+        ...
+
+    @property
+    def why_no_tools(self) -> str | None:
+        """None where tools can be declared and their calls read, else the reason why not."""
         ...
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> Ids:

@@ -57,6 +57,11 @@ class Detection:
     stops: tuple[str, ...] = ()
     """The tokens that end a reply, as text."""
     why_not_extended: str | None = None
+    """Why a user's message begins a new sequence; None where it extends the last."""
+    extends_results: bool = False
+    """Whether the results of tool calls extend the last sequence."""
+    why_no_tools: str | None = None
+    """Why tools are refused; None where they are not, or nothing is known."""
     is_slow: bool = False
     """Whether rendering takes so long (Prime's is plain Python) that it belongs in a thread."""
     warnings: tuple[str, ...] = ()
@@ -185,6 +190,8 @@ def _agree(prime: Renderer, chat: ChatTokenizer) -> bool:
 def _tail(renderer: Renderer, chat: ChatTokenizer) -> str:
     why = renderer.why_not_extended
     turns = f"turns do not extend: {why}" if why else "turns extend"
+    if why and renderer.extends_results:
+        turns = f"results of tools extend, turns of a user do not: {why}"
     return f"; stops {', '.join(_stops(renderer, chat)) or 'at no token'}; {turns}"
 
 
@@ -199,6 +206,8 @@ def _told(renderer: Renderer, chat: ChatTokenizer, *, line: str) -> Detection:
         line=line,
         stops=stops,
         why_not_extended=renderer.why_not_extended,
+        extends_results=renderer.extends_results,
+        why_no_tools=renderer.why_no_tools,
         is_slow=not isinstance(renderer, ChatTemplateRenderer),
         warnings=() if stops else without,
     )

@@ -1,8 +1,10 @@
-"""The sentence that `loops check` prints after `Images: `; rendering image parts comes later.
+"""The sentence that `loops check` prints after `Images: `.
 
-It never raises, never asks the network and is one line. A model without a vision part is told
-from its `config.json`, before anything heavy is imported. For a model on the hub whose config is
-not cached, Prime's list of models says by name whether it takes images.
+In this version a model is given token ids alone, so no image reaches one: an episode that sends an
+image part is refused when it does. The sentence says so wherever something else does not stand in
+the way first. It never raises, never asks the network and is one line. A model without a vision
+part is told from its `config.json`, before anything heavy is imported. For a model on the hub
+whose config is not cached, Prime's list of models says by name whether it takes images.
 """
 
 from collections.abc import Mapping
@@ -29,12 +31,13 @@ _PARTS: Mapping[str, tuple[str, ...]] = {
 """What a family's image processor cannot do without, of transformers, by Prime's renderer."""
 
 
-def images_line(name: str, directory: Path | None = None) -> str:
+def images_line(name: str, directory: Path | None = None, *, engine: str | None = None) -> str:
     """Whether a model's image inputs can be prepared here, and if not, why.
 
     Args:
         name: as the config has it.
         directory: the model's folder, None for a name on the hub.
+        engine: what trains and samples, where it is known to take no images whatever is installed.
     """
     folder = directory or cached(name)
     try:
@@ -44,11 +47,11 @@ def images_line(name: str, directory: Path | None = None) -> str:
     if directory is not None or config:
         if not any(key in config for key in _VISION_KEYS):
             return NOT_SUPPORTED
-        return _processor(str(folder), ())
-    return _by_name(name)
+        return _ids_alone(engine) if engine else _processor(str(folder), ())
+    return _by_name(name, engine)
 
 
-def _by_name(name: str) -> str:
+def _by_name(name: str, engine: str | None) -> str:
     from loops_cookbook.renderers.prime import prime_renderer_name, prime_takes_images
 
     takes = prime_takes_images(name)
@@ -56,14 +59,23 @@ def _by_name(name: str) -> str:
         return NOT_SUPPORTED
     if takes is None:
         return _unavailable(FileNotFoundError(f"the config of {name} is not cached"))
-    return _processor(name, _PARTS.get(prime_renderer_name(name) or "", ()))
+    return (
+        _ids_alone(engine)
+        if engine
+        else _processor(name, _PARTS.get(prime_renderer_name(name) or "", ()))
+    )
 
 
 def _processor(source: str, parts: tuple[str, ...]) -> str:
     try:
-        return f"available ({processor_class(source, parts)})"
+        processor = processor_class(source, parts)
     except Exception as error:  # foreign code, and this sentence is there to tell what it says
         return _unavailable(error)
+    return _ids_alone(f"{processor} can be loaded, but this version")
+
+
+def _ids_alone(who: str) -> str:
+    return f"unavailable ({who} takes token ids alone); text-only training works"
 
 
 def _unavailable(error: Exception) -> str:

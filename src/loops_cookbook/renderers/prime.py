@@ -10,7 +10,6 @@ bridged prompt begins with the recorded ids is checked, not trusted. Images are 
 """
 
 import functools
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from typing import Protocol, cast
@@ -26,8 +25,19 @@ from loops_cookbook.renderers.base import ParsedReply
 from loops_cookbook.renderers.plain import PlainMessages, from_json, to_json
 from loops_cookbook.renderers.probe import ThinkingRetention
 from loops_cookbook.renderers.tokenizers import ChatTokenizer
+from loops_cookbook.renderers.tool_calls import call_id
 from loops_cookbook.tokens import Ids, ids_of
 
+_DROPS = "the template drops the reasoning of earlier turns"
+_ASKED: tuple[Message, ...] = ({"role": "user", "content": "?"},)
+_TOOL: Tool = {
+    "type": "function",
+    "function": {
+        "name": "qztoolqz",
+        "description": "It stands for any tool.",
+        "parameters": {"type": "object", "properties": {"x": {"type": "string"}}},
+    },
+}
 REMEMBERED = 64
 """Rendered conversations kept: the attempts of a group, and of its neighbours, share prompts."""
 
@@ -80,16 +90,18 @@ class PrimeRenderer:
         assert config is not None, "only `auto` has no config"
         if thinking_retention == "all":
             config = config.model_copy(update={"thinking_retention": "all"})
+        self._atomic = tokenizer.atomic_ids()
         self._prompt = functools.lru_cache(REMEMBERED)(self._render)
         try:
             made = create(_PrimeTokenizer(tokenizer, known_as), config)  # pyright: ignore[reportArgumentType]
             self._prime = cast(_Prime, cast(object, made))
-            self._asked = self._prompt(to_json([{"role": "user", "content": "?"}])).tolist()
+            self._asked = self._prompt(to_json(_ASKED)).tolist()
         except Exception as error:  # foreign code, which asserts what it needs
             raise ModelError(
                 f"{class_name} does not fit the tokenizer of {tokenizer.name} ({error}): "
                 'leave [model] renderer out, or set it to "ChatTemplateRenderer"'
             ) from error
+        self._why_no_tools = self._no_tools()
 
     @property
     def name(self) -> str:
@@ -108,17 +120,33 @@ class PrimeRenderer:
 
     @property
     def why_not_extended(self) -> str | None:
-        """Why no turn is ever extended; None also where a new user turn alone is not."""
-        if getattr(self._prime, "effective_thinking_retention", "all") == "template":
-            return "the template drops the reasoning of earlier turns"
-        return None
+        """Why a user's message begins a new sequence."""
+        return None if self._retention == "all" else _DROPS
+
+    @property
+    def extends_results(self) -> bool:
+        """Whether the results of calls extend a prompt; not where reasoning is always dropped."""
+        return self._why_no_tools is None and self._retention != "template"
+
+    @property
+    def why_no_tools(self) -> str | None:
+        """Why tools cannot be declared, None if they can."""
+        return self._why_no_tools
+
+    @property
+    def _retention(self) -> str:
+        """`all`, `tool_cycle` (until a user speaks again) or `template` (never kept)."""
+        return str(getattr(self._prime, "effective_thinking_retention", "all"))
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> Ids:
         """The prompt that asks for the next assistant message; int32[T], read-only.
 
         Raises:
-            ValueError: a content is not text, or the format refuses these messages.
+            ValueError: a content is not text, tools are given and cannot be, or the format
+                refuses these messages.
         """
+        if tools and self._why_no_tools:
+            raise ValueError(self._why_no_tools)
         return self._prompt(to_json(messages, tools))
 
     def extend(
@@ -150,16 +178,30 @@ class PrimeRenderer:
         return ids if np.array_equal(ids[: len(recorded)], recorded) else None
 
     def parse(self, sampled_ids: Ids, tools: Sequence[Tool] | None = None) -> ParsedReply:
-        """Read a completion by the format's own grammar; a call it cannot read is kept as text."""
+        """Read a completion by the format's own grammar; a call it cannot read is kept as text.
+
+        Calls are looked for where tools are declared. What is said after a call is kept: most of
+        Prime's grammars leave it out.
+        """
         ids = cast(list[int], sampled_ids.tolist())
         declared = [dict(tool) for tool in tools] if tools else None
         try:
             parsed = self._prime.parse_response(ids, tools=declared, prompt_ids=self._asked)
         except Exception:  # foreign code on what a model may say: the text is always a reading
             return ParsedReply(content=self._said(ids))
+        if not parsed.tool_calls:
+            return ParsedReply(parsed.content, parsed.reasoning_content)
+        said = self._ended(ids)
+        spans = [call.token_span for call in parsed.tool_calls if call.token_span]
+        if not tools:
+            raw = [call.raw for call in parsed.tool_calls]
+            whole = self._tokenizer.decode(said[spans[0][0] :]) if spans else _joined(raw) or ""
+            before = "" if parsed.content in whole else parsed.content
+            return ParsedReply(_joined([before, whole]) or "", parsed.reasoning_content)
         calls, malformed = _tool_calls(parsed.tool_calls, sampled_ids)
+        after = [piece for piece in self._after(said, spans) if piece not in parsed.content]
         return ParsedReply(
-            content=parsed.content or (None if calls or malformed else ""),
+            content=_joined([parsed.content, *after]),
             reasoning_content=parsed.reasoning_content,
             tool_calls=calls,
             malformed_tool_calls=malformed,
@@ -170,8 +212,30 @@ class PrimeRenderer:
         return self._tokenizer.decode(cast(list[int], ids.tolist()))
 
     def _said(self, ids: list[int]) -> str:
+        return self._tokenizer.decode(self._ended(ids))
+
+    def _ended(self, ids: list[int]) -> list[int]:
         ends = [i for i, token in enumerate(ids) if token in self.stop_token_ids]
-        return self._tokenizer.decode(ids[: ends[0]] if ends else ids)
+        return ids[: ends[0]] if ends else ids
+
+    def _after(self, ids: list[int], spans: Sequence[tuple[int, int]]) -> list[str]:
+        """The words that follow each call at once, where a call ends in a mark of its own."""
+        pieces: list[str] = []
+        for place, (_, end) in enumerate(spans):
+            stop = spans[place + 1][0] if place + 1 < len(spans) else len(ids)
+            following = ids[end:stop]
+            marks = [i for i, token in enumerate(following) if token in self._atomic]
+            if ids[end - 1] in self._atomic:
+                pieces.append(self._tokenizer.decode(following[: marks[0] if marks else None]))
+        return [piece.strip() for piece in pieces if piece.strip()]
+
+    def _no_tools(self) -> str | None:
+        try:
+            declared = self._prompt(to_json(_ASKED, [_TOOL]))
+        except ValueError as error:
+            return str(error)
+        shown = str(cast(Mapping[str, object], _TOOL["function"])["name"])
+        return None if shown in self.decode(declared) else "the format does not show any tools"
 
     def _render(self, key: str) -> Ids:
         messages, tools = _unpack(key)
@@ -193,6 +257,7 @@ class _PrimeToolCall(Protocol):
     raw: str
     name: str | None
     arguments: Mapping[str, object] | str | None
+    token_span: tuple[int, int] | None
     status: str
     id: str | None
 
@@ -265,21 +330,23 @@ def _unpack(key: str) -> tuple[PlainMessages, PlainMessages | None]:
     return [{"content": "", **message} for message in messages], tools
 
 
+def _joined(pieces: Sequence[str]) -> str | None:
+    return "\n".join(piece for piece in pieces if piece) or None
+
+
 def _tool_calls(
     found: Sequence[_PrimeToolCall], sampled_ids: Ids
 ) -> tuple[tuple[ToolCall, ...], tuple[MalformedToolCall, ...]]:
     """Calls in their order, those that could not be read apart.
 
-    A format without ids of its own gets them from the sampled tokens, so that they are the same
-    whenever the reply is read, and differ between replies.
+    A format without ids of its own gets them from the sampled tokens.
     """
-    digest = hashlib.blake2s(sampled_ids.tobytes(), digest_size=6).hexdigest()
     calls: list[ToolCall] = []
     malformed: list[MalformedToolCall] = []
     for place, call in enumerate(found):
         arguments = _object(call.arguments)
         if call.status == "ok" and call.name and arguments is not None:
-            calls.append(ToolCall(call.id or f"call_{digest}_{place}", call.name, arguments))
+            calls.append(ToolCall(call.id or call_id(sampled_ids, place), call.name, arguments))
         else:
             problem = "arguments are not an object" if call.status == "ok" else call.status
             malformed.append(MalformedToolCall(call.raw, problem.replace("_", " ")))

@@ -6,39 +6,40 @@ conversation is written as it was sampled: only then may a prompt be extended in
 rendered anew. Every question is about text; the tokenizer only says which tokens are atomic.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from loops_cookbook.errors import ModelError
+from loops_cookbook.messages import Message
 from loops_cookbook.renderers.tokenizers import ChatTokenizer
 
 ThinkingRetention: TypeAlias = Literal["template", "all"]
 """`template`: a reply whose reasoning the template drops from history is not extended.
 `all`: it is, and the model goes on seeing its reasoning."""
 
-Text: TypeAlias = Callable[[Sequence[Mapping[str, object]], bool], str]
+Text: TypeAlias = Callable[[Sequence[Message], bool], str]
 """Messages, and whether to ask for a reply, to text; raises `ValueError` if refused."""
 
 OPEN, CLOSE = "<think>", "</think>"
 """How templates mark reasoning."""
 
-_USER, _REPLY, _NEXT, _SECOND, _LAST, _REASON, _SYSTEM = (
+_USER, REPLY, _NEXT, _SECOND, _LAST, _REASON, _SYSTEM = (
     f"qz{word}qz" for word in ("user", "reply", "next", "second", "last", "reason", "system")
 )
-PAST: tuple[Mapping[str, object], ...] = (
+PAST: tuple[Message, ...] = (
     {"role": "user", "content": _USER},
-    {"role": "assistant", "content": _REPLY},
+    {"role": "assistant", "content": REPLY},
 )
 """The conversation that stands for any past one: what follows it is what follows a reply."""
+NEXT: Message = {"role": "user", "content": _NEXT}
+"""What stands for any message of a user that follows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
     """What probing found."""
 
-    past: str
-    """The text of `PAST` up to the end of its reply; empty if it does not extend."""
     close_id: int | None
     """The atomic token that follows a reply when a user speaks next, None without one."""
     stop_ids: tuple[int, ...]
@@ -76,16 +77,16 @@ def takes_parts(text: Text, name: str) -> bool:
 def probe(text: Text, tokenizer: ChatTokenizer, retention: ThinkingRetention) -> Shape:
     """Learn the shape of a template's conversations."""
     asked = text(PAST[:1], True)
-    written = _text_or_none(text, [*PAST, _user(_NEXT)])
-    before, found, after = (written or "").partition(_REPLY)
-    close_id = _close_id(after, tokenizer)
+    written = _text_or_none(text, [*PAST, NEXT])
+    before, found, after = (written or "").partition(REPLY)
+    close_id = close_of(after.partition(_NEXT)[0], tokenizer)
     template = tokenizer.template or ""
     knows_reasoning = any(mark in template for mark in (OPEN, CLOSE, "reasoning_content"))
     splits = knows_reasoning or all(tokenizer.id_of(mark) is not None for mark in (OPEN, CLOSE))
     opens = splits and asked.rstrip().endswith(OPEN)
-    plain = _alike(asked, before)
+    plain = alike(asked, before)
     reasoned = _keeps_reasoning(text, asked, opens) if splits else plain
-    if splits and retention == "all" and _alike(asked, before, OPEN, CLOSE):
+    if splits and retention == "all" and alike(asked, before, OPEN, CLOSE):
         plain = reasoned = True
     if written is None:
         why = "the template refuses a conversation of several turns"
@@ -100,7 +101,6 @@ def probe(text: Text, tokenizer: ChatTokenizer, retention: ThinkingRetention) ->
     else:
         why = None
     return Shape(
-        past=before + found if why is None else "",
         close_id=close_id,
         stop_ids=_stop_ids(close_id, after, tokenizer),
         splits_reasoning=splits,
@@ -111,55 +111,7 @@ def probe(text: Text, tokenizer: ChatTokenizer, retention: ThinkingRetention) ->
     )
 
 
-def _user(content: str) -> Mapping[str, object]:
-    return {"role": "user", "content": content}
-
-
-def _text_or_none(text: Text, messages: Sequence[Mapping[str, object]]) -> str | None:
-    try:
-        return text(messages, True)
-    except ValueError:
-        return None
-
-
-def _close_id(after: str, tokenizer: ChatTokenizer) -> int | None:
-    """The first token after a reply, white space aside, if no text can merge with it."""
-    between = after.partition(_NEXT)[0].lstrip()
-    ids = tokenizer.encode(between) if between else []
-    return ids[0] if ids and ids[0] in tokenizer.atomic_ids() else None
-
-
-def _keeps_reasoning(text: Text, asked: str, opens: bool) -> bool:
-    """Whether the reasoning of a reply still stands where it was sampled, one turn later."""
-    reply = {"role": "assistant", "content": _REPLY, "reasoning_content": _REASON}
-    written = _text_or_none(text, [PAST[0], reply, _user(_NEXT)]) or ""
-    start = asked if opens else asked + OPEN
-    return written.startswith(start) and _REASON in written.partition(_REPLY)[0]
-
-
-def _keeps_history(text: Text, after: str) -> bool:
-    """Whether later turns leave earlier text alone, and follow any reply in the same way."""
-    try:
-        two = text([*PAST, _user(_NEXT)], False)
-        three = text(
-            [*PAST, _user(_NEXT), {"role": "assistant", "content": _SECOND}, _user(_LAST)], True
-        )
-    except ValueError:
-        return False
-    if two.count(_REPLY) != 1 or not three.startswith(two):
-        return False
-    if not three.endswith(after.replace(_NEXT, _LAST)):
-        return False
-    system = {"role": "system", "content": _SYSTEM}
-    alone = _text_or_none(text, [system, PAST[0]])
-    if alone is None:  # a template that takes no system message
-        return True
-    later = _text_or_none(text, [system, *PAST, _user(_NEXT)])
-    begun = text([system, PAST[0]], False)
-    return later is not None and later.startswith(begun) and later.endswith(after)
-
-
-def _alike(asked: str, before: str, *marks: str) -> bool:
+def alike(asked: str, before: str, *marks: str) -> bool:
     """Whether the text before a past reply is the prompt that the reply was sampled from.
 
     White space may differ at the end: where a past reply has more of it, the model writes it.
@@ -169,6 +121,52 @@ def _alike(asked: str, before: str, *marks: str) -> bool:
     for mark in marks:
         rest = rest.replace(mark, "")
     return longer.startswith(shorter) and not rest.strip()
+
+
+def close_of(between: str, tokenizer: ChatTokenizer) -> int | None:
+    """The first token of what follows a reply, white space aside, if no text can merge with it."""
+    between = between.lstrip()
+    ids = tokenizer.encode(between) if between else []
+    return ids[0] if ids and ids[0] in tokenizer.atomic_ids() else None
+
+
+def _user(content: str) -> Message:
+    return {"role": "user", "content": content}
+
+
+def _text_or_none(text: Text, messages: Sequence[Message]) -> str | None:
+    try:
+        return text(messages, True)
+    except ValueError:
+        return None
+
+
+def _keeps_reasoning(text: Text, asked: str, opens: bool) -> bool:
+    """Whether the reasoning of a reply still stands where it was sampled, one turn later."""
+    reply = {"role": "assistant", "content": REPLY, "reasoning_content": _REASON}
+    written = _text_or_none(text, [PAST[0], reply, NEXT]) or ""
+    start = asked if opens else asked + OPEN
+    return written.startswith(start) and _REASON in written.partition(REPLY)[0]
+
+
+def _keeps_history(text: Text, after: str) -> bool:
+    """Whether later turns leave earlier text alone, and follow any reply in the same way."""
+    try:
+        two = text([*PAST, NEXT], False)
+        three = text([*PAST, NEXT, {"role": "assistant", "content": _SECOND}, _user(_LAST)], True)
+    except ValueError:
+        return False
+    if two.count(REPLY) != 1 or not three.startswith(two):
+        return False
+    if not three.endswith(after.replace(_NEXT, _LAST)):
+        return False
+    system = {"role": "system", "content": _SYSTEM}
+    alone = _text_or_none(text, [system, PAST[0]])
+    if alone is None:  # a template that takes no system message
+        return True
+    later = _text_or_none(text, [system, *PAST, NEXT])
+    begun = text([system, PAST[0]], False)
+    return later is not None and later.startswith(begun) and later.endswith(after)
 
 
 def _stop_ids(close_id: int | None, after: str, tokenizer: ChatTokenizer) -> tuple[int, ...]:

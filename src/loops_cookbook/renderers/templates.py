@@ -46,7 +46,13 @@ class ChatTemplate:
                 "mend chat_template.jinja, or name another folder in [model] tokenizer"
             ) from error
 
-    def render(self, messages: list[dict[str, object]], *, add_generation_prompt: bool) -> str:
+    def render(
+        self,
+        messages: list[dict[str, object]],
+        *,
+        add_generation_prompt: bool,
+        tools: list[dict[str, object]] | None = None,
+    ) -> str:
         """The text of a conversation.
 
         Raises:
@@ -55,7 +61,7 @@ class ChatTemplate:
         try:
             return self._template.render(
                 messages=messages,
-                tools=None,
+                tools=tools,
                 documents=None,
                 add_generation_prompt=add_generation_prompt,
             )

@@ -2,21 +2,25 @@
 
 A `ByteTokenizer` has an id for each byte, a few for the marks of a chat, and one for each word
 it is given. `PlainRenderer` writes a chat with it: a mark for the role, the content, the end
-mark. The format is append-only: extending recorded ids and rendering anew give the same ids
-wherever the model spelt its reply as the tokenizer would.
+mark. Tools stand before everything else, a call is JSON between `<tool_call>` and `</tool_call>`.
+The format is append-only: extending recorded ids and rendering anew give the same ids wherever
+the model spelt its reply as the tokenizer would.
 """
 
-from collections.abc import Iterable, Sequence
-from typing import ClassVar
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import ClassVar, cast
 
 import numpy as np
 
 from loops_cookbook.messages import Message, Tool, text_of
 from loops_cookbook.renderers.base import ParsedReply
+from loops_cookbook.renderers.tool_calls import Marked, read_calls
 from loops_cookbook.tokens import Ids
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _BYTES = 256
+_CALLS = Marked("<tool_call>", "</tool_call>")
 
 
 class ByteTokenizer:
@@ -74,19 +78,18 @@ class PlainRenderer:
 
     name = "PlainRenderer"
     chosen = "for tests"
+    why_no_tools = None
 
     def __init__(self, tokenizer: ByteTokenizer | None = None, *, extends: bool = True) -> None:
         self.tokenizer = tokenizer or ByteTokenizer()
         self.stop_token_ids = (self.tokenizer.end_id,)
         self.why_not_extended = None if extends else "it was made so"
+        self.extends_results = extends
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> Ids:
-        """The prompt for the next assistant message.
-
-        Raises:
-            ValueError: there are tools, which the format does not have.
-        """
-        return self._array([], messages, tools)
+        """The prompt for the next assistant message."""
+        ids = self._message("system", _declared(tools)) if tools else []
+        return self._array(ids, messages)
 
     def extend(
         self,
@@ -101,28 +104,48 @@ class PlainRenderer:
         ids: list[int] = [*prompt_ids.tolist(), *sampled_ids.tolist()]
         if not sampled_ids.size or sampled_ids[-1] != self.tokenizer.end_id:
             ids.append(self.tokenizer.end_id)
-        return self._array(ids, new_messages, tools)
+        return self._array(ids, new_messages)
 
     def parse(self, sampled_ids: Ids, tools: Sequence[Tool] | None = None) -> ParsedReply:
-        """All of a reply is its content."""
+        """All of a reply is its content, but for calls where tools are declared."""
         ids: list[int] = sampled_ids.tolist()
         if ids and ids[-1] == self.tokenizer.end_id:
             ids.pop()
-        return ParsedReply(content=self.tokenizer.decode(ids))
+        text = self.tokenizer.decode(ids)
+        if not tools:
+            return ParsedReply(content=text)
+        said = read_calls(_CALLS, text, tools, sampled_ids)
+        return ParsedReply(
+            content=said.content, tool_calls=said.calls, malformed_tool_calls=said.malformed
+        )
 
     def decode(self, ids: Ids) -> str:
         """Text for people, marks included."""
         return self.tokenizer.decode(ids.tolist())
 
-    def _array(
-        self, ids: list[int], messages: Sequence[Message], tools: Sequence[Tool] | None
-    ) -> Ids:
-        if tools:
-            raise ValueError("it has no way to declare tools")
-        tokenizer = self.tokenizer
+    def _array(self, ids: list[int], messages: Sequence[Message]) -> Ids:
         for message in messages:
-            ids.append(tokenizer.role_ids[str(message["role"])])
-            ids += tokenizer.encode(text_of(message.get("content")) or "")
-            ids.append(tokenizer.end_id)
-        ids.append(tokenizer.role_ids["assistant"])
+            ids += self._message(str(message["role"]), _written(message))
+        ids.append(self.tokenizer.role_ids["assistant"])
         return np.array(ids, np.int32)
+
+    def _message(self, role: str, text: str) -> list[int]:
+        tokenizer = self.tokenizer
+        return [tokenizer.role_ids[role], *tokenizer.encode(text), tokenizer.end_id]
+
+
+def _declared(tools: Sequence[Tool]) -> str:
+    return "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+
+
+def _written(message: Message) -> str:
+    """A message's content, and its calls in the form in which they are read."""
+    pieces = [text_of(message.get("content")) or ""]
+    for call in cast(Sequence[Mapping[str, object]], message.get("tool_calls") or ()):
+        function = cast(Mapping[str, object], call.get("function") or call)
+        arguments = function.get("arguments")
+        if not isinstance(arguments, str):
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        body = f'{{"name": {json.dumps(function.get("name"))}, "arguments": {arguments}}}'
+        pieces.append(f"{_CALLS.opens}{body}{_CALLS.closes}")
+    return "\n".join(piece for piece in pieces if piece)
