@@ -74,6 +74,21 @@ def test_a_journal_goes_on_after_any_torn_line_as_its_reader_saw_it(
     assert path.read_bytes().endswith(b"\n")
 
 
+def test_the_last_row_can_be_given_more_keys_and_rows_go_on_after_it(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    with Journal(path) as journal:
+        journal.append([{"a": 1}, {"a": 2, "b": {"c": []}}])
+        journal.amend({"d": float("nan"), "e": "é"})
+        journal.amend({})
+        journal.amend({"f": 3})
+        journal.append([{"a": 4}])
+    assert [row for _, row in read_rows(path)] == [
+        {"a": 1},
+        {"a": 2, "b": {"c": []}, "d": None, "e": "é", "f": 3},
+        {"a": 4},
+    ]
+
+
 def test_a_torn_line_longer_than_a_chunk_is_cut_off(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b'{"a": 1}\n{"b": "' + b"x" * 200_000)

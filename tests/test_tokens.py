@@ -209,6 +209,21 @@ def _most_that_go_on(turns: AbstractSequence[Turn]) -> int:
     return sum(finds(turn, set()) for turn in range(len(turns)))
 
 
+def test_a_trajectory_tells_each_version_that_it_was_sampled_from_once() -> None:
+    def of_version(version: int | None, ids: list[int]) -> Turn:
+        sampled = SampledTokens(ids_of(ids), logprobs_of([-0.5] * len(ids)), "stop", version)
+        return Turn(ids_of([1]), sampled)
+
+    turns = (
+        of_version(4, [7]),
+        of_version(3, [7]),
+        of_version(None, [7]),
+        of_version(4, [7]),
+        of_version(9, []),
+    )
+    assert Trajectory(turns).policy_versions == (3, 4)
+
+
 def _trained(row: Sequence) -> list[tuple[float, int]]:
     logprobs, ids = row.logprobs[row.is_sampled].tolist(), row.ids[row.is_sampled].tolist()
     return list(zip(logprobs, ids, strict=True))

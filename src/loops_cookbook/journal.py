@@ -68,6 +68,28 @@ class Journal:
                 raise _cannot_write(self._path, error) from error
             raise
 
+    def amend(self, more: Mapping[str, object]) -> None:
+        """Add keys to the end of the last row, by one write: it has all of them or none.
+
+        Raises:
+            RunStopped: the file cannot be written, for example because the disk is full.
+        """
+        size = os.fstat(self._file).st_size
+        assert size, "there is no row yet"
+        if not more:
+            return
+        added = utf8(f", {encode(more)[1:]}\n")
+        # Appending files write at their end alone, whatever the place.
+        file = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.pwrite(file, added, size - len("}\n"))
+            if self._fsync:
+                os.fsync(file)
+        except OSError as error:
+            raise _cannot_write(self._path, error) from error
+        finally:
+            os.close(file)
+
     def close(self) -> None:
         """Close the file; nothing is buffered, so nothing is lost without it."""
         os.close(self._file)

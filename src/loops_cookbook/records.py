@@ -62,6 +62,8 @@ class RunRow(Row):
     """How many are planned; None where the tasks decide it."""
     attempts_per_update: int | None
     """Attempts of the groups that make a batch; None for a recipe without attempts."""
+    max_staleness: int = 0
+    """Updates that may lie between a group's start and its training; 0 in sync mode."""
     tasks: Mapping[str, int]
     """How many tasks: `train`, and each evaluation set by its name."""
     counts: Mapping[str, int] = field(default_factory=dict[str, int])
@@ -88,6 +90,7 @@ class StepRow(Row):
     at: float
     """When it was applied."""
     metrics: Mapping[str, float]
+    """As they were known then: those of an evaluation come after it, with its `EvaluationRow`."""
     totals: Mapping[str, int] = field(default_factory=dict[str, int])
     """Counts over the whole run so far."""
 
@@ -117,7 +120,7 @@ class GroupRow(Row):
     seconds: float
     update: int
     """The update in whose row of `steps.jsonl` it counts: the one that trains it, or the next
-    one where it was rejected. A run may end before that update."""
+    one to be recorded where it was rejected. A run may end before that update."""
 
     @classmethod
     def of(cls, group: Group, rejection: Rejection | None, *, update: int) -> Self:
@@ -155,6 +158,9 @@ class RolloutRow(Row):
     sampled_tokens: int
     sequences: int
     """Rows that a trainer can use."""
+    policy_versions: tuple[int, ...] = ()
+    """Those that its tokens were sampled from, each once; more than one where weights were
+    published while it went on. Which token is of which stands in its transcript."""
     metadata: Mapping[str, Scalar]
     detail: str
     """For people: why it was discarded."""
@@ -179,6 +185,7 @@ class RolloutRow(Row):
             prompt_tokens=attempt.trajectory.prompt_tokens,
             sampled_tokens=attempt.trajectory.sampled_tokens,
             sequences=len(attempt.sequences),
+            policy_versions=attempt.trajectory.policy_versions,
             metadata=attempt.metadata,
             detail="" if discarded is None else discarded.detail,
             exception=None if discarded is None else discarded.exception,
@@ -223,6 +230,13 @@ class EvaluationRow(Row):
     fates: Mapping[str, int]
     """How many attempts came to each fate."""
     tasks: tuple[TaskResult, ...]
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Its scores under the names of metrics, which belong to the row of its update."""
+        named = {"reward_mean": self.reward_mean, "solve_rate": self.solve_rate}
+        named |= {f"pass_at_{k}": value for k, value in self.pass_at_k.items()}
+        return {f"eval/{self.set}/{key}": v for key, v in named.items() if v is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

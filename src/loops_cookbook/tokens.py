@@ -87,6 +87,12 @@ class Trajectory:
         """How many prompt tokens were sent over all turns."""
         return sum(len(turn.prompt_ids) for turn in self.turns)
 
+    @property
+    def policy_versions(self) -> tuple[int, ...]:
+        """The versions that its tokens were sampled from, ascending, as far as they are known."""
+        versions = {turn.sampled.policy_version for turn in self.turns if len(turn.sampled.ids)}
+        return tuple(sorted(version for version in versions if version is not None))
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sequence:

@@ -99,8 +99,17 @@ def test_losses_with_a_pull_take_sums_only() -> None:
     assert loaded(training={"loss": "ppo", "loss_aggregation": "token_mean"})
 
 
-def test_a_mode_that_does_not_exist_is_refused_with_the_one_that_does() -> None:
-    assert told(training={"mode": "async"}) == ["training.mode: found 'async'; use 'sync'"]
+def test_a_mode_that_does_not_exist_is_refused_with_those_that_do() -> None:
+    assert told(training={"mode": "later"}) == [
+        "training.mode: found 'later'; use 'sync' or 'async'"
+    ]
+
+
+def test_only_in_async_mode_is_anything_stale() -> None:
+    assert loaded().training.staleness_bound == 0
+    assert loaded(training={"mode": "async"}).training.staleness_bound == 2
+    bounded = loaded(training={"mode": "async", "max_staleness": 0})
+    assert bounded.training.staleness_bound == 0
 
 
 def test_a_reply_leaves_room_for_a_prompt() -> None:
@@ -116,6 +125,9 @@ def test_a_reply_leaves_room_for_a_prompt() -> None:
 def test_the_slots_are_what_one_update_needs_unless_they_are_set() -> None:
     config = loaded(training={"groups_per_update": 3, "group_size": 4})
     assert (config.sampling_slots, config.grading_slots) == (12, 12)
+    few = {"groups_per_update": 3, "group_size": 4, "mode": "async", "max_staleness": 1}
+    config = loaded(training=few)
+    assert (config.sampling_slots, config.grading_slots) == (24, 24)
     config = loaded(training={"groups_per_update": 100}, concurrency={"grading": 7})
     assert (config.sampling_slots, config.grading_slots) == (1024, 7)
 

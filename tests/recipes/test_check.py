@@ -81,6 +81,19 @@ def test_the_batch_and_the_slots_follow_the_config(make_plan) -> None:
     assert "Concurrency: 5 sampling (+0 started ahead); 8 grading" in report.lines
 
 
+def test_async_mode_says_its_bound_and_has_slots_for_all_that_may_be_live(make_plan) -> None:
+    report = check_report(make_plan('training.mode="async"'), {})
+    assert "Mode: async, max_staleness 2; batch: 2 × 4" in report.lines
+    assert "Concurrency: 24 sampling (+2 started ahead); 24 grading" in report.lines
+
+
+def test_a_bound_that_has_no_effect_is_a_warning(make_plan) -> None:
+    (warning,) = [w for w in warnings_of(make_plan("training.max_staleness=1"), {}) if "stale" in w]
+    assert warning.startswith("training.max_staleness: has no effect in sync mode")
+    both = make_plan("training.max_staleness=1", 'training.mode="async"')
+    assert not [w for w in warnings_of(both, {}) if "stale" in w]
+
+
 @pytest.mark.parametrize(
     "setting", ["sampling.top_p=0.9", "sampling.top_k=5", "sampling.temperature=0.6"]
 )

@@ -26,15 +26,12 @@ from loops_cookbook.recipes.metrics import (
     METRICS,
     RunMetrics,
     UpdateFacts,
-    fates,
     metrics_page,
     sample_train_kl,
 )
-from loops_cookbook.recipes.scores import EvaluationFacts, evaluation_metrics, evaluation_row
+from loops_cookbook.recipes.scores import EvaluationFacts, evaluation_row
 from loops_cookbook.services.base import AdamParams, StepResult
 from loops_cookbook.tokens import SampledTokens, Trajectory, Turn, ids_of, logprobs_of, sequences
-
-WITHOUT_REWARD = [fate for fate in Fate if fate.kind == "discarded"]
 
 
 def attempt(
@@ -60,9 +57,7 @@ def group(*rewards: float | None, version: int = 3) -> Group:
     return Group(0, "orders", 0, "tasks.jsonl:1", 0, version, attempts)
 
 
-def facts(
-    *trained: Group, rejected: Sequence[tuple[Group, Rejection]] = (), started: int = 0
-) -> UpdateFacts:
+def facts(*trained: Group, started: int = 0) -> UpdateFacts:
     batch = [
         datum
         for group in trained
@@ -72,7 +67,6 @@ def facts(
     logprobs = [d.logprobs for d in batch if d.logprobs is not None]
     return UpdateFacts(
         trained=trained,
-        rejected=rejected,
         datums=batch,
         result=StepResult(loss=-0.25, logprobs=tuple(logprobs), metrics={"grad_norm": 0.5}),
         adam=AdamParams(learning_rate=1e-4),
@@ -82,6 +76,14 @@ def facts(
         update_seconds=10.0,
         training_seconds=3.0,
     )
+
+
+def after(*rejected: tuple[Group, Rejection]) -> RunMetrics:
+    """The metrics of a run that rejected these groups."""
+    metrics = RunMetrics()
+    for each, why in rejected:
+        metrics.rejected(each, why)
+    return metrics
 
 
 def with_metadata(values: Sequence[Mapping[str, Scalar]], *, fails: int = 0) -> UpdateFacts:
@@ -116,7 +118,9 @@ def test_finished_attempts_are_trained_unused_or_discarded_in_every_row_and_over
         refused = [(group(*each), why) for each, why in rejected]
         in_this_row = sum(len(g.attempts) for g in [*made, *(g for g, _ in refused)])
         finished += in_this_row
-        row = metrics.update(facts(*made, rejected=refused, started=finished + ahead))
+        for each, why in refused:
+            metrics.rejected(each, why)
+        row = metrics.update(facts(*made, started=finished + ahead))
         started += row["attempts/started"]
 
         assert row["attempts/finished"] == in_this_row
@@ -129,6 +133,9 @@ def test_finished_attempts_are_trained_unused_or_discarded_in_every_row_and_over
         for each in left
         for a in group(*each).attempts
     ]
+
+    metrics.rejected(group(1.0), Rejection("no_variance"))
+    finished += 1
 
     totals = metrics.end(surplus, attempts_started=finished + len(surplus))
 
@@ -147,18 +154,8 @@ def assert_sums(row: Mapping[str, float]) -> None:
     assert row.get("attempts/discarded/failed", 0) == sum(failed)
 
 
-@pytest.mark.parametrize("why", WITHOUT_REWARD)
-def test_an_attempt_without_a_reward_keeps_its_fate_in_any_group(why: Fate) -> None:
-    lost = attempt(None, why=why)
-    one = Group(0, "orders", 0, "tasks.jsonl:1", 0, 3, (attempt(1.0), lost))
-
-    assert fates(one, None) == [(one.attempts[0], Fate.TRAINED), (lost, why)]
-    assert fates(one, Rejection("too_few"))[1] == (lost, why)
-    assert fates(one, Rejection("no_variance"))[0][1] == Fate.NO_VARIANCE
-
-
 def test_a_failure_is_counted_by_its_type_and_enters_no_mean() -> None:
-    """Case A1: a broken sandbox must not become a reward of 0."""
+    """A broken sandbox must not become a reward of 0."""
     row = RunMetrics().update(facts(group(0.0, 0.0, 1.0, None, None, None, None, None)))
 
     assert row["attempts/failed/OSError"] == 5
@@ -174,9 +171,7 @@ def test_a_type_of_failure_stays_in_the_rows_once_seen() -> None:
 
 
 def test_the_learning_curve_includes_rejected_groups_and_the_trained_mean_does_not() -> None:
-    row = RunMetrics().update(
-        facts(group(0.0, 1.0), rejected=[(group(1.0, 1.0), Rejection("no_variance"))])
-    )
+    row = after((group(1.0, 1.0), Rejection("no_variance"))).update(facts(group(0.0, 1.0)))
 
     assert row["reward/mean"] == 0.5
     assert row["reward/all_mean"] == 0.75
@@ -187,8 +182,8 @@ def test_the_learning_curve_includes_rejected_groups_and_the_trained_mean_does_n
 
 
 def test_a_row_without_a_reward_leaves_its_means_out() -> None:
-    """Case A5: an empty mean must not be a crash, nor a 0."""
-    row = RunMetrics().update(facts(rejected=[(group(None, None), Rejection("too_few"))]))
+    """An empty mean must not be a crash, nor a 0."""
+    row = after((group(None, None), Rejection("too_few"))).update(facts())
 
     assert not [name for name in row if name.startswith(("reward/", "kl/", "policy/staleness"))]
     assert row["attempts/discarded"] == 2
@@ -202,9 +197,7 @@ def test_staleness_counts_updates_between_a_groups_start_and_its_training() -> N
 
 
 def test_tokens_are_counted_over_all_groups_of_the_row_and_trained_ones_in_the_batch() -> None:
-    row = RunMetrics().update(
-        facts(group(0.0, 1.0), rejected=[(group(1.0, 1.0), Rejection("no_variance"))])
-    )
+    row = after((group(1.0, 1.0), Rejection("no_variance"))).update(facts(group(0.0, 1.0)))
 
     assert (row["tokens/prompt"], row["tokens/sampled"], row["tokens/trained"]) == (12, 8, 4)
     assert row["tokens/sequences_per_attempt"] == 1
@@ -341,7 +334,7 @@ def whole_row() -> dict[str, float]:
         )
     )
     made = with_metadata([{"score": 1, "ended": "done"}, {}], fails=1)
-    return RunMetrics().update(made) | evaluation_metrics(evaluation)
+    return RunMetrics().update(made) | evaluation.metrics
 
 
 def pattern(name: str) -> re.Pattern[str]:

@@ -2,19 +2,22 @@
 
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field, replace
 
 import anyio
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from trio.testing import MockClock
 
 from loops_cookbook.attempts import Attempt, Fate
-from loops_cookbook.errors import EngineDied, NoLearningSignal, ServiceUnavailable
+from loops_cookbook.errors import EngineDied, NoLearningSignal, RunStopped, ServiceUnavailable
 from loops_cookbook.recipes.plan import Plan
-from loops_cookbook.recipes.rl import run_rl
+from loops_cookbook.recipes.rl import Surroundings, run_rl
 from loops_cookbook.records import (
+    TRAIN,
     EvaluationRow,
     GroupRow,
     Level,
@@ -24,6 +27,7 @@ from loops_cookbook.records import (
     StepRow,
 )
 from loops_cookbook.testing import Line, RecordingTrainer, ScriptedSampler, ScriptedService
+from loops_cookbook.testing.scripted import Script, Step
 
 pytestmark = pytest.mark.anyio
 
@@ -45,12 +49,16 @@ class Notebook:
     evaluations: list[EvaluationRow] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     ended: list[tuple[RunStatus, dict[str, int], str | None]] = field(default_factory=list)
+    order: list[str] = field(default_factory=list)
+    """Of updates and of the ends of evaluation attempts."""
 
     def run_started(self, row: RunRow) -> None:
         self.started.append(row)
 
     def attempt_ended(self, attempt: Attempt, purpose: str) -> None:
         self.attempts.append((purpose, attempt))
+        if purpose != TRAIN:
+            self.order.append(purpose)
 
     def group_settled(self, row: GroupRow) -> None:
         self.groups.append(row)
@@ -60,6 +68,7 @@ class Notebook:
 
     def update(self, row: StepRow) -> None:
         self.steps.append(row)
+        self.order.append(f"update {row.update}")
 
     def evaluation(self, row: EvaluationRow) -> None:
         self.evaluations.append(row)
@@ -168,11 +177,18 @@ async def test_every_row_adds_up(runnable) -> None:
     assert counts["attempts/in_flight"] == 0
 
 
-async def test_a_run_that_cannot_learn_stops_and_says_so(runnable) -> None:
-    """Every group rejected: no empty batch is sent, and no wait for ever."""
+@pytest.mark.parametrize("loss", ["cispo", "dppo"])
+@pytest.mark.parametrize("mode", ["sync", "async"])
+async def test_a_run_that_cannot_learn_stops_and_says_so(runnable, mode: str, loss: str) -> None:
+    """Every group rejected: no empty batch is sent, no gradient of a pull alone, no long wait."""
     service = ScriptedService(lambda prompt, call: "no")
     notebook = Notebook()
-    plan = runnable("training.max_consecutive_unusable_groups=5", "training.groups_per_update=1")
+    plan = runnable(
+        "training.max_consecutive_unusable_groups=5",
+        "training.groups_per_update=1",
+        f'training.mode="{mode}"',
+        f'training.loss="{loss}"',
+    )
     with pytest.raises(NoLearningSignal, match="5 groups in a row"):
         await run_rl(plan, service, notebook, row_of(plan))
 
@@ -184,10 +200,11 @@ async def test_a_run_that_cannot_learn_stops_and_says_so(runnable) -> None:
     assert counts["attempts/started"] == counts["attempts/finished"] == len(notebook.rollouts)
 
 
-async def test_tasks_that_run_out_leave_a_short_last_update(runnable) -> None:
+@pytest.mark.parametrize("mode", ["sync", "async"])
+async def test_tasks_that_run_out_leave_a_short_last_update(runnable, mode: str) -> None:
     """A usable group that waits for another when the tasks end is trained, not dropped."""
     service = ScriptedService(BeesAreEasy())
-    notebook = await run(runnable("training.epochs=1"), service)
+    notebook = await run(runnable("training.epochs=1", f'training.mode="{mode}"'), service)
     assert [len(sent.batch) for sent in service.trainer.batches] == [8, 4]
     assert notebook.fate_counts() == {Fate.TRAINED: 12, Fate.NO_VARIANCE: 4}
 
@@ -204,12 +221,69 @@ async def test_held_out_sets_are_evaluated_before_after_and_between(runnable) ->
         ("words", update) for update in (0, 2, 3)
     ]
     assert [row.policy_version for row in notebook.evaluations] == [0, 2, 3]
-    assert all(row.reward_mean == 0.5 for row in notebook.evaluations)
-    assert "eval/words/solve_rate" in notebook.steps[-1].metrics
-    assert "eval/words/solve_rate" not in notebook.steps[0].metrics
+    assert all(row.fates == {"evaluated": 8} for row in notebook.evaluations)
     assert notebook.fate_counts() == {Fate.TRAINED: 24}
     greedy = [call for call in service.sampler.calls if call.params.temperature == 0]
     assert len(greedy) == 3 * 4 * 2
+
+
+async def test_an_update_is_recorded_before_its_evaluation(runnable) -> None:
+    """Its row came after it: a kill in between left attempts that were trained in no row."""
+    plan = runnable("evaluation.every=1", 'evaluation.sets.words={tasks="tasks.jsonl", attempts=1}')
+    notebook = await run(plan, ScriptedService(HalfRight()))
+    evaluated = ["words"] * 4
+    assert notebook.order == [
+        *evaluated,
+        *(each for update in (1, 2, 3) for each in (f"update {update}", *evaluated)),
+    ]
+
+
+async def test_sampling_goes_on_beside_an_evaluation_and_training_waits_for_it(runnable) -> None:
+    """An evaluation is of one policy version, so nothing is published meanwhile."""
+
+    def slow(prompt: str, call: int) -> Line:
+        return Line(says(prompt, call), seconds=10)
+
+    says = HalfRight()
+    service = ScriptedService(slow)
+    plan = runnable(
+        "evaluation.every=1",
+        'evaluation.sets.words={tasks="tasks.jsonl", attempts=4, temperature=0.5}',
+        "training.updates=2",
+        "concurrency.sampling=16",
+    )
+    await run(plan, service)
+    purposes = [call.params.temperature for call in service.sampler.calls]
+    first = [call.min_policy_version for call in service.sampler.calls]
+    assert purposes[:16].count(1.0) == 8
+    assert purposes[:16].count(0.5) == 8
+    assert first == sorted(first)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+async def test_an_evaluation_that_hangs_at_the_end_does_not_hold_the_run(
+    runnable, mode: str
+) -> None:
+    """The last update was done while evaluations were in flight, and the run never ended."""
+
+    def hangs(prompt: str, call: int) -> Line:
+        return Line("no", seconds=1e9) if is_last() else Line(says(prompt, call), seconds=1)
+
+    def is_last() -> bool:
+        return len(service.trainer.published) == 3
+
+    says = HalfRight()
+    service = ScriptedService(hangs)
+    plan = runnable(
+        f'training.mode="{mode}"',
+        "evaluation.every=0",
+        'evaluation.sets.one={tasks="tasks.jsonl", attempts=2}',
+        'evaluation.sets.two={tasks="tasks.jsonl", attempts=2}',
+    )
+    notebook = await run(plan, service)
+    assert notebook.ended[0][0] == "done"
+    last = [row for row in notebook.evaluations if row.update == 3]
+    assert [row.fates for row in last] == [{"discarded/no_reply": 8}] * 2
 
 
 async def test_a_trainer_that_fails_ends_the_run_and_nothing_is_lost_unnamed(runnable) -> None:
@@ -323,3 +397,257 @@ async def test_a_run_is_recorded_before_its_service_is_there(runnable) -> None:
     with pytest.raises(ServiceUnavailable):
         await run_rl(plan, never, notebook, row_of(plan))
     assert notebook.ended[0][0] == "failed"
+
+
+ASYNC = 'training.mode="async"'
+
+
+def slow_trainer(script: Script, seconds: float) -> ScriptedService:
+    sampler = ScriptedSampler(script)
+    return ScriptedService(sampler, RecordingTrainer(sampler, seconds=seconds))
+
+
+async def test_in_async_mode_sampling_goes_on_while_the_trainer_works(runnable) -> None:
+    says = HalfRight()
+    service = slow_trainer(lambda prompt, call: Line(says(prompt, call), seconds=1), seconds=50)
+    notebook = await run(runnable(ASYNC, "training.updates=6"), service)
+
+    ages = [row.metrics["policy/staleness_max"] for row in notebook.steps]
+    assert ages == [0, 1, 2, 2, 2, 2]
+    assert max(row.metrics["attempts/in_flight"] for row in notebook.steps) <= 3 * 8
+    assert notebook.fate_counts() == {Fate.TRAINED: 48}
+    busy = anyio.current_time()
+    assert busy == pytest.approx(6 * 100 + 1, abs=1)  # the trainer never waits after the first
+
+
+async def test_the_version_of_every_token_is_recorded_where_an_attempt_holds_two(
+    runnable, project
+) -> None:
+    (project / "twice.py").write_text(
+        (project / "spelling.py")
+        .read_text()
+        .replace("class Spell(", "class Twice(")
+        .replace(
+            "        self.said",
+            "        await sample.model.conversation().generate("
+            "[{'role': 'user', 'content': 'then'}])\n        self.said",
+        )
+    )
+
+    def late(prompt: str, call: int) -> Line:
+        return Line(says(prompt, call), seconds=60 if "then" in prompt else 1)
+
+    says = HalfRight()
+    service = slow_trainer(late, seconds=20)
+    plan = runnable(ASYNC, 'episode.class="twice:Twice"', "training.updates=4")
+    notebook = await run(plan, service)
+
+    crossed = [row for row in notebook.rollouts if len(row.policy_versions) == 2]
+    assert crossed
+    for _, attempt in notebook.attempts:
+        versions = [turn.sampled.policy_version for turn in attempt.trajectory.turns]
+        assert versions == sorted(versions)
+        (row,) = [
+            r for r in notebook.rollouts if (r.group, r.attempt) == (attempt.group, attempt.index)
+        ]
+        assert row.policy_versions == tuple(sorted(set(versions)))
+
+
+async def test_slow_tasks_keep_their_share_and_none_is_dropped_for_its_age(runnable) -> None:
+    """Async runs that threw slow samples away trained on quick tasks alone."""
+
+    def dogs_are_slow(prompt: str, call: int) -> Line:
+        return Line(says(prompt, call), seconds=50 if "dog" in prompt else 1)
+
+    says = HalfRight()
+    service = slow_trainer(dogs_are_slow, seconds=5)
+    plan = runnable(ASYNC, "training.updates=8", "training.max_staleness=3")
+    notebook = await run(plan, service)
+
+    trained = Counter(row.task for row in notebook.groups)
+    assert trained == {"ant": 4, "bee": 4, "cat": 4, "dog": 4}
+    assert notebook.fate_counts() == {Fate.TRAINED: 64}
+
+
+@pytest.mark.parametrize("what", ["the sampler", "the recorder"])
+async def test_what_fails_beside_a_trainer_at_work_ends_the_run_within_seconds(
+    runnable, what: str
+) -> None:
+    """A task in the background that died left the trainer's loop waiting for ever."""
+
+    def fails(prompt: str, call: int) -> Line | Exception:
+        if what == "the sampler" and call == 20:
+            return EngineDied("the engine is gone")
+        return Line(says(prompt, call), seconds=5)
+
+    class FullDisk(Notebook):
+        def attempt_ended(self, attempt: Attempt, purpose: str) -> None:
+            super().attempt_ended(attempt, purpose)
+            if what == "the recorder" and len(self.attempts) == 20:
+                raise RunStopped("no space left")
+
+    says = HalfRight()
+    notebook = FullDisk()
+    plan = runnable(ASYNC)
+    with pytest.raises((EngineDied, RunStopped)):
+        await run_rl(plan, slow_trainer(fails, seconds=1e6), notebook, row_of(plan))
+    assert anyio.current_time() < 60
+    assert notebook.ended[0][0] == "failed"
+
+
+async def test_batches_that_were_full_are_trained_before_a_rule_stops_an_async_run(
+    runnable,
+) -> None:
+    def dries_up(prompt: str, call: int) -> Line:
+        return Line(says(prompt, call) if call < 16 else "no", seconds=1)
+
+    says = HalfRight()
+    service = slow_trainer(dries_up, seconds=50)
+    notebook = Notebook()
+    plan = runnable(ASYNC, "training.updates=9", "training.max_consecutive_unusable_groups=4")
+    with pytest.raises(NoLearningSignal, match="4 groups in a row"):
+        await run_rl(plan, service, notebook, row_of(plan))
+    assert [row.update for row in notebook.steps] == [1, 2]
+    assert notebook.fate_counts()[Fate.TRAINED] == 16
+
+
+async def test_why_a_process_must_end_is_told_with_how_the_run_ended(runnable, project) -> None:
+    """A run whose tries ignore cancellation ended without its reason."""
+    told: list[tuple[RunStatus, list[str]]] = []
+    until = anyio.Event()
+
+    def end_process(status: RunStatus, why: list[str]) -> None:
+        told.append((status, why))
+        until.set()
+
+    class Stubborn(ScriptedSampler):
+        async def sample(self, *args, **kwargs):
+            while not until.is_set():
+                try:
+                    await until.wait()
+                except anyio.get_cancelled_exc_class():
+                    with anyio.CancelScope(shield=True):
+                        await anyio.sleep(1)
+            raise ServiceUnavailable("late")
+
+    sampler = Stubborn([])
+    notebook = Notebook()
+    plan = runnable("training.updates=1", "training.max_consecutive_unusable_groups=1")
+    with pytest.raises(NoLearningSignal):
+        await run_rl(
+            plan,
+            ScriptedService(sampler, RecordingTrainer(sampler)),
+            notebook,
+            row_of(plan),
+            Surroundings(end_process=end_process),
+        )
+    ((status, (reason, stuck)),) = told
+    assert status == "stopped"
+    assert reason.startswith("1 groups in a row taught nothing")
+    assert stuck.startswith("ended without waiting for attempt ")
+
+
+@dataclass(frozen=True)
+class Chance:
+    """What may happen in a run, drawn at random."""
+
+    seconds: list[float]
+    replies: list[str]
+    """`right`, `wrong`, `down` (a model call that fails) or `dies` (the engine ends)."""
+    trainer_seconds: float
+    trainer_fails_at: int | None
+
+    def service(self) -> ScriptedService:
+        sampler = ScriptedSampler(self._step)
+        failures = {}
+        if self.trainer_fails_at is not None:
+            failures = {self.trainer_fails_at: ServiceUnavailable("the trainer is away")}
+        trainer = RecordingTrainer(sampler, seconds=self.trainer_seconds, failures=failures)
+        return ScriptedService(sampler, trainer)
+
+    def _step(self, prompt: str, call: int) -> Step:
+        reply = self.replies[call % len(self.replies)]
+        if reply == "down":
+            return ServiceUnavailable("down")
+        if reply == "dies" and call > 10:
+            return EngineDied("gone")
+        word = prompt.split("<|user|>")[1].split("<|end|>")[0]
+        return Line(
+            word if reply == "right" else "no", seconds=self.seconds[call % len(self.seconds)]
+        )
+
+
+chances = st.builds(
+    Chance,
+    seconds=st.lists(st.sampled_from([0.0, 1.0, 2.5, 7.0, 40.0]), min_size=1, max_size=7),
+    replies=st.lists(
+        st.sampled_from(["right", "wrong", "right", "wrong", "right", "wrong", "down", "dies"]),
+        min_size=2,
+        max_size=11,
+    ),
+    trainer_seconds=st.sampled_from([0.0, 3.0, 30.0]),
+    trainer_fails_at=st.none() | st.integers(0, 4),
+)
+
+
+@pytest.fixture
+def any_plan(runnable) -> Plan:
+    return runnable(
+        "training.group_size=2",
+        "training.max_rollout_retries=0",
+        "training.max_consecutive_unusable_groups=6",
+    )
+
+
+def with_training(plan: Plan, changes: dict[str, object]) -> Plan:
+    config = plan.config
+    training = config.training.model_copy(update=changes)
+    changed = config.model_copy(update={"training": training})
+    return replace(plan, loaded=replace(plan.loaded, config=changed))
+
+
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    chance=chances,
+    mode=st.sampled_from(["sync", "async"]),
+    bound=st.integers(0, 3),
+    groups=st.integers(1, 3),
+    length=st.sampled_from([{"updates": 4}, {"updates": None, "epochs": 2}]),
+)
+def test_no_group_is_too_old_or_dropped_and_each_has_one_end_whatever_happens(
+    any_plan: Plan, chance: Chance, mode: str, bound: int, groups: int, length: dict[str, int]
+) -> None:
+    changes = {"mode": mode, "max_staleness": bound, "groups_per_update": groups, **length}
+    plan = with_training(any_plan, changes)
+    notebook = Notebook()
+
+    async def main() -> None:
+        with suppress(RunStopped):
+            await run_rl(plan, chance.service(), notebook, row_of(plan))
+
+    clock = MockClock(autojump_threshold=0)
+    anyio.run(main, backend="trio", backend_options={"clock": clock})
+
+    status, counts, _ = notebook.ended[0]
+    fates = {(row.group, row.attempt): row.fate for row in notebook.rollouts}
+    assert len(fates) == len(notebook.rollouts) == counts["attempts/started"]
+    assert counts["attempts/in_flight"] == 0
+    by_group = {serial: {f for (s, _), f in fates.items() if s == serial} for serial, _ in fates}
+    trained = [serial for serial, ends in by_group.items() if Fate.TRAINED in ends]
+    rows = {row.serial: row for row in notebook.groups}
+    assert len(rows) == len(notebook.groups)
+    assert sorted(trained) == [s for s in sorted(rows) if Fate.TRAINED in by_group[s]]
+    # Trained in the order in which they started, so many an update, none older than the bound.
+    updates = [rows[serial].update for serial in sorted(trained)]
+    assert updates == sorted(updates)
+    per_update = Counter(updates)
+    assert all(per_update[row.update] == row.metrics["groups/usable"] for row in notebook.steps)
+    for serial in trained:
+        age = rows[serial].update - 1 - rows[serial].policy_version
+        assert 0 <= age <= (bound if mode == "async" else 0)
+    if status == "done":  # nothing is dropped or wasted
+        assert not {Fate.SURPLUS, Fate.CANCELLED} & set(fates.values())
+        usable = [row.serial for row in notebook.groups if row.usable]
+        assert sorted(usable) == sorted(trained)

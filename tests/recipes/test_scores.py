@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from loops_cookbook.attempts import Attempt, Discarded, Fate, Group
 from loops_cookbook.recipes.scores import (
     EvaluationFacts,
-    evaluation_metrics,
     evaluation_row,
     pass_at,
 )
@@ -96,11 +95,11 @@ def test_an_evaluation_in_which_nothing_was_graded_has_no_means() -> None:
     made = row(task("a", None, None))
 
     assert (made.reward_mean, made.solve_rate, made.pass_at_k) == (None, None, {})
-    assert evaluation_metrics(made) == {}
+    assert made.metrics == {}
 
 
 def test_metrics_carry_the_name_of_the_set() -> None:
-    assert evaluation_metrics(row(task("a", 1.0, 0.0))) == {
+    assert row(task("a", 1.0, 0.0)).metrics == {
         "eval/held_out/reward_mean": 0.5,
         "eval/held_out/solve_rate": 0.5,
         "eval/held_out/pass_at_2": 1.0,

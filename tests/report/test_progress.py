@@ -174,6 +174,46 @@ def test_an_evaluation_is_told_while_it_runs_and_when_it_is_done(plain: Seen) ->
     ]
 
 
+def test_an_evaluation_beside_training_counts_its_own_attempts(plain: Seen) -> None:
+    for purpose in ("train", "held_out", "train"):
+        plain.progress.attempt_ended(ATTEMPT, purpose)
+    plain.time[0] = 31.0
+    plain.progress.attempt_ended(ATTEMPT, "held_out")
+    plain.progress.evaluation(evaluation(0, 0.5))
+    plain.time[0] = 62.0
+    plain.progress.attempt_ended(ATTEMPT, "train")
+
+    first, second, _, third = plain.lines()
+    assert first == "update 1/5: 1/16 attempts ended"
+    assert second == "evaluating held_out: 2 attempts ended"
+    assert third == "update 1/5: 3/16 attempts ended"
+
+
+def test_the_scores_of_an_update_stand_below_its_row(plain: Seen) -> None:
+    """They were printed before the row of the same update."""
+    plain.progress.update(step(1))
+    plain.progress.update(step(2))
+    plain.progress.evaluation(evaluation(2, 0.5))
+
+    assert [line.split(":")[0] for line in plain.lines()] == [
+        "update 1/5",
+        "update 2/5",
+        "held_out after 2 updates",
+    ]
+
+
+def test_attempts_of_later_updates_are_still_counted_after_an_update(plain: Seen) -> None:
+    for _ in range(40):
+        plain.progress.attempt_ended(ATTEMPT, "train")
+    plain.progress.update(step(1, {"attempts/finished": 16}))
+    plain.lines()
+    for _ in range(2):
+        plain.time[0] += 31.0
+        plain.progress.attempt_ended(ATTEMPT, "train")
+
+    assert plain.lines()[-1] == "update 2/5: 26 attempts ended and not trained yet"
+
+
 def test_notes_carry_their_level_and_those_for_debugging_are_not_shown(plain: Seen) -> None:
     plain.progress.note("info", "the engine is ready")
     plain.progress.note("warning", "[red]slow[/red]")
@@ -201,7 +241,8 @@ def test_the_answer_is_what_the_run_came_to(plain: Seen) -> None:
     plain.progress.run_ended("stopped", {"attempts/finished": 16}, "no signal")
 
     answer = plain.answer.getvalue()
-    assert answer.startswith("stopped after 1 update, 1 min 15 s: no signal\n")
+    assert answer.startswith("stopped after 1 update, 1 min 15 s\n")
+    assert "no signal" not in answer  # it is the command's to say, and was said twice
     assert "0 → 2     0.250 → 0.750" in answer
     assert answer.endswith("\nrun: runs/a\n")
 

@@ -64,3 +64,7 @@ def test_a_sentence_names_what_it_shows() -> None:
         "update 12/50: reward 0.438, group std 0.470, usable 8/10, lost 3, tokens 12.3k, "
         "kl 4.1e-05, time 3.2 s"
     )
+
+
+def test_a_sentence_of_an_async_run_says_how_old_its_groups_were() -> None:
+    assert UpdateTable(50, 80, is_async=True).sentence(STEP).endswith("time 3.2 s, stale 0")

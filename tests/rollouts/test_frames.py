@@ -7,7 +7,7 @@ import anyio
 import pytest
 
 from loops_cookbook.rollouts import frames
-from loops_cookbook.rollouts.frames import raised_at, runs_at, waits_at
+from loops_cookbook.rollouts.frames import raised_at, runs_at, users_line, waits_at
 from loops_cookbook.tokens import ids_of
 
 HERE = "tests/rollouts/test_frames.py"
@@ -93,3 +93,15 @@ def test_a_bundled_example_counts_as_a_users(tmp_path: Path) -> None:
     exec(code, scope)
     told = scope["grade"]()  # type: ignore[operator]
     assert told.endswith("bundled/examples/x/episode.py:1 in grade")
+
+
+def test_a_thread_that_is_in_no_users_code_is_at_no_line_of_theirs() -> None:
+    done = threading.Event()
+    thread = threading.Thread(target=done.wait)
+    thread.start()
+    told = users_line(sys._current_frames()[thread.ident or 0])
+    done.set()
+    thread.join()
+    assert told is None
+    assert users_line(None) is None
+    assert str(users_line(sys._getframe())).startswith(f"{HERE}:")

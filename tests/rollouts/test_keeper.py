@@ -135,6 +135,52 @@ async def test_who_must_end_the_process_is_told_of_strays_that_do_not_end() -> N
     assert "in ignore_cancellation" in jobs[0]
 
 
+@pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"])
+@pytest.mark.parametrize("run_ends", [False, True], ids=["during the run", "after its end"])
+async def test_a_stray_is_cancelled_now_and_then_and_not_in_every_turn_of_the_loop(
+    run_ends: bool,
+) -> None:
+    """One that swallowed cancellation took the whole of a CPU, up to the end of the process."""
+    cancelled = 0
+    until = anyio.Event()
+
+    async def swallow() -> None:
+        nonlocal cancelled
+        while not until.is_set():
+            try:
+                await until.wait()
+            except anyio.get_cancelled_exc_class():
+                cancelled += 1
+
+    async def settle() -> None:
+        await anyio.sleep(0.4)
+        until.set()
+
+    async with anyio.create_task_group() as group, open_keeper() as keeper:
+        await keeper.outcome(job(seconds=0.05), swallow)
+        group.start_soon(settle)
+        if not run_ends:
+            await anyio.sleep(0.3)
+    assert 1 <= cancelled < 10
+
+
+async def test_a_stray_that_heeds_a_later_cancellation_ends() -> None:
+    tries = 0
+
+    async def stubborn() -> None:
+        nonlocal tries
+        while tries < 3:
+            try:
+                await anyio.sleep_forever()
+            except anyio.get_cancelled_exc_class():
+                tries += 1
+
+    async with open_keeper() as keeper:
+        assert not await keeper.outcome(job(seconds=10), stubborn)
+        await anyio.sleep(STRAY_SECONDS)
+        assert not keeper.jobs
+
+
 async def test_strays_are_named_in_the_log_by_default(caplog: pytest.LogCaptureFixture) -> None:
     until = anyio.Event()
 

@@ -19,7 +19,9 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-def run(folder: Path, block: str, *, bound: float = 0.4) -> subprocess.CompletedProcess[str]:
+def run(
+    folder: Path, block: str, *, bound: float = 0.4, times: int = 1, on_end: str = "None"
+) -> subprocess.CompletedProcess[str]:
     """What becomes of a process whose grader blocks like this."""
     code = f"""
         import anyio, logging, re, sys, time
@@ -32,10 +34,12 @@ def run(folder: Path, block: str, *, bound: float = 0.4) -> subprocess.Completed
 
         async def main():
             async with watch_event_loop(
-                bound_seconds={bound}, lag_seconds=0.1, grace_seconds=0.2
+                bound_seconds={bound}, lag_seconds=0.1, grace_seconds=0.2, on_end={on_end}
             ):
                 await anyio.sleep(0)
-                await grade()
+                async with anyio.create_task_group() as group:
+                    for _ in range({times}):
+                        group.start_soon(grade)
                 await anyio.sleep(0.2)
 
         anyio.run(main)
@@ -57,9 +61,40 @@ def test_a_block_that_does_not_end_ends_the_process_and_names_the_line(
 ) -> None:
     ended = run(tmp_path, block)
     assert ended.returncode == 1
-    assert "error: the event loop has been blocked for " in ended.stderr
+    (line,) = [line for line in ended.stderr.splitlines() if line.startswith("loops: ")]
+    assert line.startswith("loops: the event loop has been blocked for ")
     assert "episode.py:8 in grade: await there, or give heavy work to compute()" in ended.stderr
     assert "done" not in ended.stdout
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        "time.sleep(0.25)",
+        "until = time.monotonic() + 0.25\n            while time.monotonic() < until: pass",
+    ],
+    ids=["idle", "busy"],
+)
+def test_many_short_blocks_one_after_the_other_are_not_one_long_block(
+    tmp_path: Path, block: str
+) -> None:
+    """64 graders that each held the loop for 5 s, all in one turn of it, ended the run."""
+    ended = run(tmp_path, block, bound=0.6, times=6)
+    assert (ended.returncode, ended.stdout) == (0, "done\n"), ended.stderr
+
+
+def test_whoever_is_told_of_the_end_has_the_last_word(tmp_path: Path) -> None:
+    """The process ended with its records saying that it still ran."""
+    ended = run(tmp_path, "time.sleep(60)", on_end="lambda line: print('told', line, flush=True)")
+    assert ended.returncode == 1
+    assert ended.stdout.startswith("told the event loop has been blocked for ")
+    assert ended.stdout.endswith("; the run ends here\n")
+    assert "loops: " not in ended.stderr
+
+
+def test_the_end_comes_also_where_the_last_word_raises(tmp_path: Path) -> None:
+    ended = run(tmp_path, "time.sleep(60)", on_end="lambda line: 1 / 0")
+    assert ended.returncode == 1
 
 
 def test_a_block_that_ends_in_time_is_only_named(tmp_path: Path) -> None:
@@ -67,7 +102,7 @@ def test_a_block_that_ends_in_time_is_only_named(tmp_path: Path) -> None:
     assert ended.returncode == 0
     assert ended.stdout == "done\n"
     assert "episode.py:8 in grade" in ended.stderr
-    assert "the event loop turns again after" in ended.stderr
+    assert "the event loop turns again" in ended.stderr
 
 
 def test_a_run_that_does_not_block_is_left_alone(tmp_path: Path) -> None:

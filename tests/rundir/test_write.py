@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -96,6 +97,30 @@ def test_each_row_is_on_disk_when_its_call_returns(folder: RunFolder) -> None:
         assert left.rollouts() == (RolloutRow.of(attempt(0, 0), Fate.DROPPED),)
         assert [row.metrics for row in left.steps()] == [{"loss": 0.5}]
         assert (left.run.status, left.run.counts) == ("running", {"finished": 2})
+
+
+def test_an_updates_row_has_the_scores_of_the_evaluations_after_it(folder: RunFolder) -> None:
+    """Its row was held back until they were there, and a kill in between lost it."""
+    with RunWriter(folder) as writer:
+        writer.run_started(run_row(folder))
+        writer.evaluation(evaluation_row())
+        for update in (1, 2):
+            writer.update(StepRow(update=update, at=1.0, metrics={"loss": 0.5}))
+            assert open_run(folder.root).steps()[-1].metrics == {"loss": 0.5}
+        for name, reward in (("a", 0.25), ("b", 0.75)):
+            writer.evaluation(replace(evaluation_row(), set=name, update=2, reward_mean=reward))
+        writer.update(StepRow(update=3, at=1.0, metrics={"loss": 0.5}))
+
+    first, second, third = open_run(folder.root).steps()
+
+    assert first.metrics == third.metrics == {"loss": 0.5}
+    assert second.metrics == {
+        "loss": 0.5,
+        "eval/a/reward_mean": 0.25,
+        "eval/a/solve_rate": 0.5,
+        "eval/b/reward_mean": 0.75,
+        "eval/b/solve_rate": 0.5,
+    }
 
 
 def test_run_json_tells_how_a_run_ended(folder: RunFolder) -> None:

@@ -180,3 +180,70 @@ def test_an_engine_does_not_outlive_a_command_that_is_killed(
     wait_for(lambda: not is_alive(engine), seconds=10)
     for name in ("steps", "groups", "rollouts", "evaluations"):
         rows(folder / f"{name}.jsonl")
+
+
+def test_a_run_says_what_it_waits_for_when_it_is_asked(
+    start: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    process = start("training.updates=100000", 'training.mode="async"', *SMALL[1:])
+    wait_for(lambda: bool(list(tmp_path.glob("runs/counting/*/steps.jsonl"))))
+    folder = run_folder(tmp_path)
+    wait_for(lambda: len(rows(folder / "steps.jsonl")) > 1)
+    process.send_signal(signal.SIGQUIT)
+    wait_for(lambda: "the run waits for:" in (folder / "log.txt").read_text())
+    process.send_signal(signal.SIGINT)
+    code, _, err = finished(process)
+    assert code == 130
+    assert "\n  slots: starting " in err
+    stale = [row["policy/staleness_max"] for row in rows(folder / "steps.jsonl")]
+    assert all(float(str(age)) <= 2 for age in stale)
+
+
+BLOCKS = """
+import time
+
+from pydantic import BaseModel
+
+from loops_cookbook.episodes import Episode, Grading, Sampling
+
+
+class Question(BaseModel):
+    question: str
+
+
+class Blocks(Episode[Question, None]):
+    async def run(self, sample: Sampling) -> None:
+        messages = [{"role": "user", "content": self.task.value.question}]
+        await sample.model.conversation().generate(messages)
+
+    async def grade(self, grading: Grading) -> float:
+        time.sleep(1000)
+        return 1.0
+"""
+
+
+def test_a_run_that_a_blocked_event_loop_ends_says_so_in_its_records(
+    start: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    """Its status was `running` for ever, and its line did not look like the command's others."""
+    project = tmp_path / "examples" / "counting"
+    project.mkdir(parents=True)
+    (project / "blocks.py").write_text(BLOCKS)
+    (project / "tasks.jsonl").write_text('{"question": "orders: paid. how many are paid?"}\n')
+    (project / "train.toml").write_text(
+        'recipe = "rl"\n'
+        'model = {name = "models/counting", max_seq_len = 64}\n'
+        'episode = {class = "blocks:Blocks", tasks = "tasks.jsonl"}\n'
+        "training = {group_size = 2}\n"
+        "sampling = {max_tokens = 4}\n"
+        "clocks = {rollout_seconds = 1, setup_seconds = 1, grading_seconds = 1, "
+        "release_seconds = 1}\n"
+    )
+    code, _, err = finished(start())
+    assert code == 1
+    (line,) = [line for line in err.splitlines() if line.startswith("loops: ")]
+    assert "blocks.py:19 in grade" in line
+    run = json.loads((run_folder(tmp_path) / "run.json").read_text())
+    assert run["status"] == "failed"
+    assert f"loops: {run['reason']}" == line
+    assert run["counts"]["attempts/started"] >= 0

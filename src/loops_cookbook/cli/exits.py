@@ -49,6 +49,12 @@ def guarded(command: Callable[P, None]) -> Callable[P, None]:
     return run
 
 
+def say(lines: Iterable[str]) -> None:
+    """Print what ends a command, on stderr."""
+    for line in lines:
+        typer.echo(f"loops: {line}", err=True)
+
+
 @contextmanager
 def _termination_raises() -> Generator[None]:
     """Let SIGTERM raise `Terminated` inside the block, where the block may handle signals."""
@@ -68,7 +74,7 @@ def _termination_raises() -> Generator[None]:
 
 def interrupted() -> int:
     """Say that Ctrl-C ended the command; its exit status."""
-    _say(["interrupted"])
+    say(["interrupted"])
     return INTERRUPTED
 
 
@@ -87,13 +93,11 @@ def _end(error: BaseException, *, debug: bool, as_json: bool) -> NoReturn:
         lines = [line for cause in ours for line in str(cause).splitlines()]
         if as_json:
             typer.echo(json.dumps({"errors": lines, "exit_status": status}, ensure_ascii=False))
-        _say(lines)
+        say(lines)
     else:
         status = OUR_BUG
         _say_traceback(error)
-        _say(
-            ["this is a bug of loops-cookbook, not of your project: please report the lines above"]
-        )
+        say(["this is a bug of loops-cookbook, not of your project: please report the lines above"])
     if debug and status != OUR_BUG:
         _say_traceback(error)
     raise typer.Exit(status)
@@ -106,11 +110,6 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
             yield from _leaves(inner)
     else:
         yield error
-
-
-def _say(lines: Iterable[str]) -> None:
-    for line in lines:
-        typer.echo(f"loops: {line}", err=True)
 
 
 def _say_traceback(error: BaseException) -> None:

@@ -10,7 +10,7 @@ from typing import NoReturn
 import anyio
 import typer
 
-from loops_cookbook.cli.exits import INTERRUPTED
+from loops_cookbook.cli.exits import INTERRUPTED, say
 from loops_cookbook.cli.logs import logs_noted
 from loops_cookbook.cli.options import (
     ConfigArgument,
@@ -19,7 +19,7 @@ from loops_cookbook.cli.options import (
     ScopeOption,
     SetOption,
 )
-from loops_cookbook.cli.signals import until_signalled
+from loops_cookbook.cli.signals import answering_quit, until_signalled
 from loops_cookbook.config.environment import read_environment
 from loops_cookbook.config.load import load_config
 from loops_cookbook.recipes.check import warnings_of
@@ -30,7 +30,7 @@ from loops_cookbook.recipes.launch import (
     with_judges,
 )
 from loops_cookbook.recipes.plan import Plan, plan_run
-from loops_cookbook.recipes.rl import run_rl
+from loops_cookbook.recipes.rl import Surroundings, run_rl
 from loops_cookbook.records import Fanout, RunRow, RunStatus
 from loops_cookbook.report.console import (
     answer_console,
@@ -38,6 +38,7 @@ from loops_cookbook.report.console import (
     stdout_kept_for_the_answer,
 )
 from loops_cookbook.report.progress import Progress
+from loops_cookbook.rollouts.stall import Narrator
 from loops_cookbook.rundir.layout import RunFolder, new_run_folder
 from loops_cookbook.rundir.write import RunWriter, versions
 
@@ -80,7 +81,8 @@ def _carry_out(plan: Plan, folder: RunFolder, warnings: Sequence[str]) -> None:
         RunWriter(folder, trace=output.trace) as writer,
     ):
         recorder = Fanout((writer, progress))
-        with logs_noted(recorder):
+        narrator = Narrator(recorder.note)
+        with logs_noted(recorder), answering_quit(narrator.tell):
             for warning in warnings:
                 recorder.note("warning", warning)
             rendering = rendering_limiter(plan)
@@ -92,15 +94,15 @@ def _carry_out(plan: Plan, folder: RunFolder, warnings: Sequence[str]) -> None:
                     lines = progress.closing.lines(width=LOG_WIDTH)
                     writer.note("info", "\n".join(lines))
 
-            def end_process(status: RunStatus, stuck: Sequence[str]) -> NoReturn:
+            def end_process(status: RunStatus, why: Sequence[str]) -> NoReturn:
                 keep_closing()
-                _end_process(status, stuck)
+                _end_process(status, why)
+
+            around = Surroundings(rendering, narrator, end_process)
 
             async def work() -> None:
                 async with with_judges(plan, os.environ) as ready:
-                    await run_rl(
-                        ready, opener, recorder, row, rendering=rendering, on_stuck=end_process
-                    )
+                    await run_rl(ready, opener, recorder, row, around)
 
             try:
                 anyio.run(until_signalled, work)
@@ -108,9 +110,9 @@ def _carry_out(plan: Plan, folder: RunFolder, warnings: Sequence[str]) -> None:
                 keep_closing()
 
 
-def _end_process(status: RunStatus, stuck: Sequence[str]) -> NoReturn:
-    """End at once: the run is told and released, and these would hold the process for ever."""
-    typer.echo(f"loops: ended without waiting for {'; '.join(stuck)}", err=True)
+def _end_process(status: RunStatus, why: Sequence[str]) -> NoReturn:
+    """End at once: the run is told, and what is left of it would hold the process for ever."""
+    say(why)
     sys.stdout.flush()
     os._exit({"done": 0, "interrupted": INTERRUPTED}.get(status, 1))
 
@@ -125,6 +127,7 @@ def _run_row(plan: Plan, folder: RunFolder) -> RunRow:
         model=plan.model.name,
         updates=training.updates,
         attempts_per_update=training.groups_per_update * training.group_size,
+        max_staleness=training.staleness_bound,
         tasks={
             "train": len(plan.tasks),
             **{held_out.name: len(held_out.tasks) for held_out in plan.sets},

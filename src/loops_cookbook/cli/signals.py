@@ -1,10 +1,13 @@
 """SIGINT and SIGTERM end a run in order: its work is cancelled once, and all is released.
 
 Signals that follow change nothing: release is bounded, and a second one must not cut it short.
+SIGQUIT ends nothing: the run says what it waits for and goes on.
 """
 
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager, suppress
+from types import FrameType
 
 import anyio
 
@@ -36,3 +39,23 @@ async def until_signalled(work: Callable[[], Awaitable[None]]) -> None:
                 group.cancel_scope.cancel()
     if received:
         raise KeyboardInterrupt if received[0] == signal.SIGINT else Terminated
+
+
+@contextmanager
+def answering_quit(tell: Callable[[FrameType | None], None]) -> Generator[None]:
+    """Within the block, SIGQUIT (Ctrl-\\ on a terminal) has this told, with the frame that runs.
+
+    By a handler of the interpreter's and not of the event loop's, so that a coroutine which holds
+    the loop is told of too.
+    """
+
+    def answer(_: int, frame: FrameType | None) -> None:
+        # Raised where the signal came amid a write to the same stream; the run must not end by it.
+        with suppress(RuntimeError):
+            tell(frame)
+
+    before = signal.signal(signal.SIGQUIT, answer)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGQUIT, before)

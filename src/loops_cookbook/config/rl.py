@@ -99,8 +99,12 @@ class TrainingTable(StrictModel):
     """`mean`: reward minus the group's mean; `mean_std`: that divided by the group's sample
     standard deviation; `rloo`: reward minus the mean of the group's other rewards."""
 
-    mode: Literal["sync"] = "sync"
-    """`sync`: attempts are made by the policy that the last update left."""
+    mode: Literal["sync", "async"] = "sync"
+    """`sync`: every batch was sampled by the very policy that it trains, and sampling waits while
+    the trainer works. `async`: sampling goes on, by the newest policy that is there."""
+
+    max_staleness: Annotated[int, Field(ge=0)] = 2
+    """With `mode = "async"`: updates that may lie between a group's start and its training."""
 
     max_rollout_retries: Annotated[int, Field(ge=0)] = 2
     """Tries again, for an attempt whose `setup` or `run` raised."""
@@ -139,6 +143,11 @@ class TrainingTable(StrictModel):
             )
         return size
 
+    @property
+    def staleness_bound(self) -> int:
+        """Updates that may lie between a group's start and its training: none in sync mode."""
+        return self.max_staleness if self.mode == "async" else 0
+
     def broken_rules(self) -> Iterator[Problem]:
         """The run's length is said once, warmup ends within it, the loss can be what is asked."""
         if self.updates is not None and self.epochs is not None:
@@ -164,10 +173,11 @@ class ConcurrencyTable(StrictModel):
     """How much goes on at once."""
 
     sampling: Count | None = None
-    """Attempts that sample at once. Unset: all that one update needs, at most 1024."""
+    """Attempts that sample at once. Unset: all that one update needs (in async mode
+    `max_staleness` + 1 of them), at most 1024."""
 
     grading: Count | None = None
-    """Attempts that are graded at once. Unset: all that one update needs, at most 1024."""
+    """Attempts that are graded at once. Unset: as many as sample by default."""
 
     start_ahead: Annotated[int, Field(ge=0)] = 2
     """Attempts that are set up while all sampling slots are taken."""
@@ -260,16 +270,19 @@ class RLConfig(StrictModel):
     @property
     def sampling_slots(self) -> int:
         """Attempts that sample at once."""
-        return self.concurrency.sampling or self._slots_one_update_needs
+        return self.concurrency.sampling or self._slots_needed
 
     @property
     def grading_slots(self) -> int:
         """Attempts that are graded at once."""
-        return self.concurrency.grading or self._slots_one_update_needs
+        return self.concurrency.grading or self._slots_needed
 
     @property
-    def _slots_one_update_needs(self) -> int:
-        return min(self.training.groups_per_update * self.training.group_size, MOST_SLOTS)
+    def _slots_needed(self) -> int:
+        """As many as there may be attempts whose groups are live."""
+        training = self.training
+        groups = (training.staleness_bound + 1) * training.groups_per_update
+        return min(groups * training.group_size, MOST_SLOTS)
 
     def broken_rules(self) -> Iterator[Problem]:
         """The rules between tables."""

@@ -1,16 +1,16 @@
 """Groups in, batches out: exactly `groups_per_update` usable groups each, in starting order.
 
-Groups settle in any order and serials rise without a gap from the first on, so a group waits here
-until all that started before it have settled; then it is trained, or it is one more unusable
-group in a row. Whether a group is usable is known at once: a caller need not wait to replace it.
-Nothing is dropped: every group that came in is in one batch or among `leftovers`.
+Groups settle in any order and serials rise without a gap from the first on, so a usable group waits
+here until all that started before it have settled; then it has its place in a batch. Nothing usable
+is dropped: it is in one batch or among `leftovers`. Whether a group is usable is known at once, by
+`judged`; of a group that is not, no more is kept than what a stop for want of a signal would tell.
 """
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from loops_cookbook.attempts import Attempt, Group, Rejection
+from loops_cookbook.attempts import Attempt, Discarded, Group, Rejection
 from loops_cookbook.errors import NoLearningSignal
 from loops_cookbook.learning.advantages import AdvantageKind, Advantages, judge
 from loops_cookbook.learning.datums import Aggregation, Datum, ScoredAttempt, datums
@@ -44,8 +44,6 @@ class Batch:
 
     groups: tuple[JudgedGroup, ...]
     """The usable groups, in starting order."""
-    rejected: tuple[JudgedGroup, ...]
-    """The groups rejected since the batch before, in starting order: they count in this row."""
     datums: tuple[Datum, ...]
     """One for each sequence of `attempts`, in their order."""
     attempts: tuple[Attempt, ...]
@@ -53,13 +51,19 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
-    """What came of handing a group in."""
+class Placed:
+    """What came of handing a group in. There is more than one of each where later groups had
+    waited for this one."""
 
-    group: JudgedGroup
+    groups: tuple[tuple[JudgedGroup, int], ...] = ()
+    """Usable groups that now have their place, each with the number of its batch, from 0."""
     batches: tuple[Batch, ...] = ()
-    """The batches that it completed, in the order to train them: none for most groups, several
-    where later groups had waited for this one."""
+    """The batches that are now full, in the order to train them."""
+
+
+def judged(group: Group, *, advantage: AdvantageKind = "mean") -> JudgedGroup:
+    """Look at a settled group; `advantage` as in `judge`."""
+    return JudgedGroup(group, judge(group, advantage=advantage))
 
 
 class Batcher:
@@ -69,7 +73,6 @@ class Batcher:
         groups_per_update: usable groups that make a batch.
         max_consecutive_unusable: rejected groups in a row, in starting order, that end the run;
             0: never.
-        advantage: see `judge`.
         aggregation: see `datums`.
         first_serial: the serial of the first group to come.
     """
@@ -79,113 +82,156 @@ class Batcher:
         groups_per_update: int,
         *,
         max_consecutive_unusable: int = 20,
-        advantage: AdvantageKind = "mean",
         aggregation: Aggregation = "sum",
         first_serial: int = 0,
     ) -> None:
         self._groups_per_update = groups_per_update
         self._limit = max_consecutive_unusable
-        self._advantage: AdvantageKind = advantage
         self._aggregation: Aggregation = aggregation
         self._next = first_serial
-        self._waiting: dict[int, JudgedGroup] = {}
+        self._waiting: dict[int, JudgedGroup | _Unusable] = {}
         self._usable: list[JudgedGroup] = []
-        self._rejected: list[JudgedGroup] = []
-        self._in_a_row: list[JudgedGroup] = []
+        self._full = 0
+        """Batches so far."""
+        self._in_a_row: list[_Unusable] = []
         """The unusable groups directly before `_next`."""
 
-    def add(self, group: Group) -> Judged:
-        """Judge a group and take it in.
+    def add(self, judged: JudgedGroup) -> Placed:
+        """Take a judged group in.
 
         Raises:
             NoLearningSignal: it is the last of too many unusable groups in a row.
             ValueError: a group with its serial was here before.
         """
-        if group.serial < self._next or group.serial in self._waiting:
-            raise ValueError(f"group {group.serial} came in twice")
-        judged = JudgedGroup(group, judge(group, advantage=self._advantage))
-        self._waiting[group.serial] = judged
-        row = self._row_around(group.serial)
-        if self._limit and len(row) >= self._limit:
-            raise NoLearningSignal(_why_nothing_is_learnt(row))
+        serial = judged.group.serial
+        if serial < self._next or serial in self._waiting:
+            raise ValueError(f"group {serial} came in twice")
+        if judged.rejection is None:
+            self._waiting[serial] = judged
+        else:
+            self._waiting[serial] = _unusable(judged.group, judged.rejection)
+            self._stop_if_too_many(serial)
+        groups: list[tuple[JudgedGroup, int]] = []
         batches: list[Batch] = []
         while self._next in self._waiting:
-            self._advance(self._waiting.pop(self._next))
+            placed = self._advance(self._next)
+            if placed is not None:
+                groups.append((placed, self._full))
             if len(self._usable) == self._groups_per_update:
                 batches.append(self._batch())
-        return Judged(judged, tuple(batches))
+        return Placed(tuple(groups), tuple(batches))
 
-    def flush(self) -> Batch | None:
-        """The last, short batch, once no more groups come; None without a usable group."""
-        for serial in sorted(self._waiting):
-            self._advance(self._waiting.pop(serial))
-        return self._batch() if self._usable else None
+    def flush(self) -> Placed:
+        """Once no more groups come: the last, short batch, if there is a usable group for one."""
+        advanced = [self._advance(serial) for serial in sorted(self._waiting)]
+        groups = tuple((placed, self._full) for placed in advanced if placed is not None)
+        return Placed(groups, (self._batch(),) if self._usable else ())
 
     @property
     def leftovers(self) -> tuple[JudgedGroup, ...]:
-        """The groups that are in no batch, in starting order."""
-        left = [*self._usable, *self._rejected, *self._waiting.values()]
-        return tuple(sorted(left, key=lambda judged: judged.group.serial))
+        """The usable groups that are in no batch, in starting order: those with a place first."""
+        return (*self._usable, *self.waiting)
 
-    def _row_around(self, serial: int) -> list[JudgedGroup]:
-        """The unbroken row of settled unusable groups that this one is part of.
+    @property
+    def waiting(self) -> tuple[JudgedGroup, ...]:
+        """Those of `leftovers` that have no place yet."""
+        in_order = (self._waiting[serial] for serial in sorted(self._waiting))
+        return tuple(each for each in in_order if isinstance(each, JudgedGroup))
+
+    @property
+    def full(self) -> int:
+        """How many batches were full so far, the short one included."""
+        return self._full
+
+    def _stop_if_too_many(self, serial: int) -> None:
+        """Raise where this one makes the unbroken row of settled unusable groups too long.
 
         What is yet to settle cannot break a row that is whole, so none is waited for.
         """
-        if self._waiting[serial].rejection is None:
-            return []
-        first = last = serial
-        while self._is_waiting_unusable(first - 1):
-            first -= 1
-        while self._is_waiting_unusable(last + 1):
-            last += 1
-        before = self._in_a_row if first == self._next else []
-        return [*before, *(self._waiting[s] for s in range(first, last + 1))]
-
-    def _is_waiting_unusable(self, serial: int) -> bool:
-        judged = self._waiting.get(serial)
-        return judged is not None and judged.rejection is not None
-
-    def _advance(self, judged: JudgedGroup) -> None:
-        self._next = judged.group.serial + 1
-        if judged.rejection is None:
-            self._usable.append(judged)
-            self._in_a_row.clear()
+        if not self._limit:
             return
-        self._rejected.append(judged)
+        first = last = serial
+        while isinstance(self._waiting.get(first - 1), _Unusable):
+            first -= 1
+        while isinstance(self._waiting.get(last + 1), _Unusable):
+            last += 1
+        row = list(self._in_a_row) if first == self._next else []
+        for each in (self._waiting[s] for s in range(first, last + 1)):
+            assert isinstance(each, _Unusable)
+            row.append(each)
+        if len(row) >= self._limit:
+            raise NoLearningSignal(_why_nothing_is_learnt(row))
+
+    def _advance(self, serial: int) -> JudgedGroup | None:
+        """Go past a settled group; it, where it is usable."""
+        settled = self._waiting.pop(serial)
+        self._next = serial + 1
+        if isinstance(settled, JudgedGroup):
+            self._usable.append(settled)
+            self._in_a_row.clear()
+            return settled
         if self._limit:
-            self._in_a_row.append(judged)
+            self._in_a_row.append(settled)
+        return None
 
     def _batch(self) -> Batch:
-        groups, rejected = tuple(self._usable), tuple(self._rejected)
+        groups = tuple(self._usable)
         self._usable.clear()
-        self._rejected.clear()
+        self._full += 1
         trained = [pair for judged in groups for pair in judged.trained]
         scored = [ScoredAttempt(attempt.sequences, value) for attempt, value in trained]
         return Batch(
             groups=groups,
-            rejected=rejected,
             datums=datums(scored, self._aggregation),
             attempts=tuple(attempt for attempt, _ in trained),
         )
 
 
-def _why_nothing_is_learnt(row: Sequence[JudgedGroup]) -> str:
+@dataclass(frozen=True, slots=True)
+class _Unusable:
+    """What is kept of a rejected group."""
+
+    serial: int
+    task: str
+    reason: str
+    rewards: tuple[float, ...]
+    lost: tuple[Discarded, ...]
+
+
+def _unusable(group: Group, rejection: Rejection) -> _Unusable:
+    return _Unusable(
+        serial=group.serial,
+        task=group.task,
+        reason=rejection.reason,
+        rewards=tuple(a.reward for a in group.attempts if a.reward is not None),
+        lost=tuple(a.discarded for a in group.attempts if a.discarded is not None),
+    )
+
+
+def _why_nothing_is_learnt(row: Sequence[_Unusable]) -> str:
     """One line: how many groups, why, what their rewards looked like, what to change."""
-    attempts = [attempt for judged in row for attempt in judged.group.attempts]
-    reasons = Counter(judged.rejection.reason for judged in row if judged.rejection is not None)
-    rewards = Counter(f"{a.reward:.6g}" for a in attempts if a.reward is not None)
-    fates = Counter(a.discarded.fate.value for a in attempts if a.discarded is not None)
-    first, last = row[0].group, row[-1].group
+    reasons = Counter(each.reason for each in row)
+    rewards = Counter(f"{reward:.6g}" for each in row for reward in each.rewards)
+    lost = [discarded for each in row for discarded in each.lost]
+    first, last = row[0], row[-1]
     parts = [
         f"{len(row)} groups in a row taught nothing ({_told(reasons)}): "
         f"{first.serial} ({first.task}) to {last.serial} ({last.task})",
         f"rewards {_told(rewards) or 'none'}",
     ]
-    if fates:
-        parts.append(f"attempts without a reward: {_told(fates)}")
+    if lost:
+        fates = Counter(discarded.fate.value for discarded in lost)
+        parts.append(f"attempts without a reward: {_told(fates)}, {_commonest(lost)}")
     parts.extend(advice for reason, advice in _ADVICE.items() if reasons[reason])
     return "; ".join(parts)
+
+
+def _commonest(lost: Sequence[Discarded]) -> str:
+    """The commonest way to be lost, by the words of the first that was lost like that."""
+    kinds = Counter((discarded.fate, discarded.exception) for discarded in lost)
+    [(kind, number)] = kinds.most_common(1)
+    detail = next(d.detail for d in lost if (d.fate, d.exception) == kind)
+    return f"most often ({number} times) {detail or kind[0].value}"
 
 
 def _told(counts: Counter[str], most: int = 5) -> str:

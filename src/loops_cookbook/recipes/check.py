@@ -60,7 +60,7 @@ def check_report(plan: Plan, values: Mapping[str, str]) -> CheckReport:
         _capabilities_line(plan),
         f"Renderer: {plan.detection.line}",
         f"Images: {_images(plan)}",
-        f"Mode: {training.mode}; batch: {training.groups_per_update} × {training.group_size}",
+        _mode_line(plan),
         f"Loss: {training.loss}",
         f"Loss aggregation: {training.loss_aggregation}",
         _clock_line(plan),
@@ -97,6 +97,13 @@ def _capabilities_line(plan: Plan) -> str:
     )
 
 
+def _mode_line(plan: Plan) -> str:
+    training = plan.config.training
+    bound = f", max_staleness {training.max_staleness}" if training.mode == "async" else ""
+    batch = f"{training.groups_per_update} × {training.group_size}"
+    return f"Mode: {training.mode}{bound}; batch: {batch}"
+
+
 def _clock_line(plan: Plan) -> str:
     how = "derived by the runtime"
     if plan.config.clocks.rollout_seconds is not None:
@@ -110,6 +117,7 @@ def warnings_of(plan: Plan, values: Mapping[str, str]) -> tuple[str, ...]:
         *_engine_warnings(plan, values),
         *producer_warnings(plan.config.producers, values),
         *plan.detection.warnings,
+        *_mode_warnings(plan),
         *_bias_warnings(plan),
         *_task_warnings(plan),
         *plan.environment.warnings(),
@@ -131,6 +139,16 @@ def _engine_warnings(plan: Plan, values: Mapping[str, str]) -> list[str]:
     return [
         f"{plan.model.name} was not confirmed: nobody was asked whether Loops serves it at "
         f"max_seq_len {plan.config.model.max_seq_len}; `loops run`{needs}; or {WAYS_OUT}"
+    ]
+
+
+def _mode_warnings(plan: Plan) -> list[str]:
+    training = plan.config.training
+    if training.mode == "async" or "max_staleness" not in training.model_fields_set:
+        return []
+    return [
+        "training.max_staleness: has no effect in sync mode, where nothing is stale; set "
+        'training.mode = "async", or remove it'
     ]
 
 

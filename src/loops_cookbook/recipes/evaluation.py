@@ -1,4 +1,8 @@
-"""Held-out sets: run under the run's own limits, scored, recorded, never trained on."""
+"""Held-out sets: run under the run's own limits, scored, recorded, never trained on.
+
+A set is evaluated by exactly one policy version, so no weights are published meanwhile; training
+attempts may go on, and share the slots. It ends, since each of its attempts does by its clocks.
+"""
 
 import time
 from collections.abc import Sequence
@@ -6,11 +10,12 @@ from dataclasses import replace
 
 import anyio
 
-from loops_cookbook.attempts import Attempt
+from loops_cookbook.attempts import Attempt, Group
 from loops_cookbook.recipes.plan import PlannedSet
 from loops_cookbook.recipes.scores import EvaluationFacts, evaluation_row
-from loops_cookbook.records import EvaluationRow, Recorder
+from loops_cookbook.records import Recorder
 from loops_cookbook.rollouts.scheduler import run_set
+from loops_cookbook.rollouts.stall import Narrator
 from loops_cookbook.rollouts.trial import AttemptContext
 
 
@@ -25,52 +30,64 @@ def is_due(update: int, *, every: int, last: int | None) -> bool:
     return update == 0 or update == last or (every > 0 and update % every == 0)
 
 
-async def evaluate(
-    sets: Sequence[PlannedSet],
-    context: AttemptContext,
-    recorder: Recorder,
-    *,
-    update: int,
-    policy_version: int,
-) -> list[EvaluationRow]:
-    """Run every set on the policy that is served, one after another, and record each.
+class Evaluations:
+    """The evaluations of a run.
 
     Args:
         sets: what to evaluate.
         context: what the training attempts share; only the sampling terms differ here.
         recorder: told of each attempt and each set.
-        update: how many updates the policy has had.
-        policy_version: the version to sample from.
+        narrator: told what is waited for.
     """
-    rows: list[EvaluationRow] = []
-    for held_out in sets:
-        began = anyio.current_time()
-        groups = await run_set(
-            _context_of(held_out, context, recorder),
-            held_out.tasks,
-            attempts=held_out.attempts,
-            policy_version=policy_version,
-        )
-        facts = EvaluationFacts(
-            set=held_out.name,
-            update=update,
-            policy_version=policy_version,
-            groups=groups,
-            solved_at=held_out.solved_at,
-            at=time.time(),
-            seconds=anyio.current_time() - began,
-        )
-        row = evaluation_row(facts)
-        recorder.evaluation(row)
-        rows.append(row)
-    return rows
 
+    def __init__(
+        self,
+        sets: Sequence[PlannedSet],
+        context: AttemptContext,
+        recorder: Recorder,
+        narrator: Narrator,
+    ) -> None:
+        self._sets = sets
+        self._context = context
+        self._recorder = recorder
+        self._narrator = narrator
 
-def _context_of(
-    held_out: PlannedSet, context: AttemptContext, recorder: Recorder
-) -> AttemptContext:
-    def ended(attempt: Attempt) -> None:
-        recorder.attempt_ended(attempt, held_out.name)
+    async def run(self, *, update: int, policy_version: int) -> None:
+        """Run every set on the policy that is served, one after another, and record each.
 
-    terms = replace(context.terms, params=held_out.params, purpose=held_out.name)
-    return replace(context, terms=terms, on_end=ended)
+        Args:
+            update: how many updates the policy has had.
+            policy_version: the version to sample from.
+        """
+        for held_out in self._sets:
+            began = anyio.current_time()
+            groups = await self._groups(held_out, policy_version)
+            facts = EvaluationFacts(
+                set=held_out.name,
+                update=update,
+                policy_version=policy_version,
+                groups=groups,
+                solved_at=held_out.solved_at,
+                at=time.time(),
+                seconds=anyio.current_time() - began,
+            )
+            self._recorder.evaluation(evaluation_row(facts))
+
+    async def _groups(self, held_out: PlannedSet, policy_version: int) -> list[Group]:
+        name, attempts, ended = held_out.name, held_out.attempts, 0
+
+        def end(attempt: Attempt) -> None:
+            nonlocal ended
+            ended += 1
+            self._recorder.attempt_ended(attempt, name)
+
+        def told() -> str:
+            of = len(held_out.tasks) * attempts
+            return f"the evaluation of {name}: {ended} of {of} attempts have ended"
+
+        terms = replace(self._context.terms, params=held_out.params, purpose=name)
+        context = replace(self._context, terms=terms, on_end=end)
+        with self._narrator.waiting_for(told):
+            return await run_set(
+                context, held_out.tasks, attempts=attempts, policy_version=policy_version
+            )

@@ -4,10 +4,9 @@ A group counts in the row of the update that trains it, a rejected one in the ne
 every row, and over the run, the finished attempts are the trained, the unused and the discarded
 ones. A metric that would be a mean over nothing is left out of a row: 0 would be a lie.
 Everything here is a pure function of its arguments but `RunMetrics`, which keeps what must be
-known over the whole run.
+known over the whole run, and adds rejected groups up until the next row.
 """
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ import numpy as np
 
 from loops_cookbook.attempts import Attempt, Fate, Group, Rejection
 from loops_cookbook.learning.datums import Datum
+from loops_cookbook.recipes.tally import Labels, Tally, fate_counts
 from loops_cookbook.records import spread
 from loops_cookbook.services.base import AdamParams, StepResult
 from loops_cookbook.tokens import Logprobs
@@ -86,17 +86,12 @@ METRICS: tuple[tuple[str, str], ...] = (
 
 MetricRow: TypeAlias = dict[str, float]
 
-_OWN_SHARES = 16
-_LONGEST_LABEL = 60
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateFacts:
     """What one update was made of, and what came of it."""
 
     trained: Sequence[Group]
-    rejected: Sequence[tuple[Group, Rejection]]
-    """The groups rejected since the update before."""
     datums: Sequence[Datum]
     """The batch, as it was sent."""
     result: StepResult
@@ -111,11 +106,6 @@ class UpdateFacts:
     """Since the update before, evaluations left out."""
     training_seconds: float
 
-    @property
-    def groups(self) -> tuple[Group, ...]:
-        """The groups of this row."""
-        return (*self.trained, *(group for group, _ in self.rejected))
-
 
 class RunMetrics:
     """Makes the row of each update, in order, and counts over the whole run."""
@@ -123,7 +113,8 @@ class RunMetrics:
     def __init__(self) -> None:
         self._totals: Counter[str] = Counter()
         self._started = 0
-        self._shares = _Shares()
+        self._labels = Labels()
+        self._tally = Tally(self._labels)
 
     @property
     def totals(self) -> dict[str, int]:
@@ -135,44 +126,42 @@ class RunMetrics:
             **dict(sorted(self._totals.items())),
         }
 
+    def rejected(self, group: Group, why: Rejection) -> None:
+        """Count a rejected group in the next row."""
+        self._tally.add(group, why)
+
     def update(self, facts: UpdateFacts) -> MetricRow:
         """The row of an update: every metric that it has a value for."""
-        fated = [pair for group in facts.trained for pair in fates(group, None)]
-        fated += [pair for group, why in facts.rejected for pair in fates(group, why)]
-        counts = _group_counts(facts) | _attempt_counts(fated) | _token_counts(facts)
+        tally, self._tally = self._tally, Tally(self._labels)
+        for group in facts.trained:
+            tally.add(group, None)
+        counts = tally.counts | {"tokens/trained": sum(d.trained_tokens for d in facts.datums)}
         started = facts.attempts_started - self._started
         self._started = facts.attempts_started
         self._totals.update(counts)
-        row = _reward_metrics(facts) | self._failures_seen() | counts
+        row = _reward_metrics(facts) | tally.rewards() | self._failures_seen() | counts
         row |= {
             "attempts/started": started,
             "attempts/in_flight": self.totals["attempts/in_flight"],
         }
-        row |= self._shares.metrics(_graded(facts.groups))
+        row |= tally.recorded()
         row |= _policy_metrics(facts) | sample_train_kl(facts.datums, facts.result.logprobs)
-        row |= _trainer_metrics(facts) | _time_metrics(facts)
+        row |= _trainer_metrics(facts) | tally.means()
         return {name: float(value) for name, value in row.items()}
 
     def end(
         self, fated: Iterable[tuple[Attempt, Fate]], *, attempts_started: int
     ) -> dict[str, int]:
-        """Count the attempts that are in no update's row when the run ends; the last totals."""
+        """Count what is in no row when the run ends: these attempts, and the groups rejected since
+        the last row; the last totals."""
         self._started = attempts_started
-        self._totals.update(_attempt_counts(list(fated)))
+        self._totals.update(self._tally.counts)
+        self._totals.update(fate_counts(fated))
         return self.totals
 
     def _failures_seen(self) -> dict[str, int]:
         """A kind of failure stays in the rows at 0 once it was seen."""
         return {name: 0 for name in self._totals if name.startswith("attempts/failed/")}
-
-
-def fates(group: Group, rejection: Rejection | None) -> list[tuple[Attempt, Fate]]:
-    """Each attempt of a group with its fate, once the group was trained or rejected."""
-    rewarded = Fate.TRAINED if rejection is None else rejection.fate
-    return [
-        (attempt, rewarded if attempt.discarded is None else attempt.discarded.fate)
-        for attempt in group.attempts
-    ]
 
 
 def sample_train_kl(datums: Sequence[Datum], logprobs: Sequence[Logprobs]) -> MetricRow:
@@ -210,9 +199,12 @@ def metrics_page() -> str:
         "Every update adds one row to `steps.jsonl`, with these keys. A group counts in the row",
         "of the update that trains it, a rejected group in the next row. So in every row, and",
         "over the run, `attempts/finished` is the sum of `attempts/trained`, `attempts/unused`",
-        "and `attempts/discarded`. Attempts of evaluations count in `eval/*` alone. A metric that",
-        "would be a mean over nothing is left out of a row. Standard deviations are those of a",
-        "sample (divided by n - 1). A number that is not finite is written as null.",
+        "and `attempts/discarded`. A metric that would be a mean over nothing is left out of a",
+        "row. Standard deviations are those of a sample (divided by n - 1). A number that is not",
+        "finite is written as null.",
+        "",
+        "The `eval/*` metrics of an evaluation after an update are added to its row when they are",
+        "known. Attempts of evaluations count in them alone.",
         "",
         "| metric | meaning |",
         "| --- | --- |",
@@ -221,92 +213,14 @@ def metrics_page() -> str:
     return "\n".join(lines) + "\n"
 
 
-class _Shares:
-    """What Episodes recorded, as `rollout/...`; remembers which texts have their own share."""
-
-    def __init__(self) -> None:
-        self._own: dict[str, list[str]] = {}
-
-    def metrics(self, attempts: Sequence[Attempt]) -> MetricRow:
-        numbers: dict[str, list[float]] = {}
-        texts: dict[str, list[str]] = {}
-        for attempt in attempts:
-            for key, value in attempt.metadata.items():
-                if isinstance(value, str):
-                    texts.setdefault(key, []).append(self._label(key, value))
-                elif math.isfinite(value):
-                    numbers.setdefault(key, []).append(float(value))
-        row = {f"rollout/{key}": fmean(values) for key, values in sorted(numbers.items())}
-        for key, labels in sorted(texts.items()):
-            counts = Counter(labels)
-            for label in dict.fromkeys([*self._own[key], *labels]):
-                row[f"rollout/{key}/{label}"] = counts[label] / len(labels)
-        return row
-
-    def _label(self, key: str, value: str) -> str:
-        label = " ".join(value.split())[:_LONGEST_LABEL] or "empty"
-        own = self._own.setdefault(key, [])
-        if label not in own and len(own) < _OWN_SHARES:
-            own.append(label)
-        return label if label in own else "other"
-
-
-def _graded(groups: Iterable[Group]) -> list[Attempt]:
-    return [attempt for group in groups for attempt in group.graded]
-
-
-def _rewards(groups: Iterable[Group]) -> list[float]:
-    return [a.reward for group in groups for a in group.attempts if a.reward is not None]
-
-
 def _reward_metrics(facts: UpdateFacts) -> MetricRow:
-    row: MetricRow = {}
-    trained = [rewards for group in facts.trained if (rewards := _rewards([group]))]
-    if trained:
-        row["reward/mean"] = fmean(reward for rewards in trained for reward in rewards)
-        row["reward/group_std_mean"] = fmean(map(spread, trained))
-    if everyone := _rewards(facts.groups):
-        row["reward/all_mean"] = fmean(everyone)
-        row["reward/all_std"] = spread(everyone)
-        row["reward/all_min"] = min(everyone)
-        row["reward/all_max"] = max(everyone)
-    return row
-
-
-def _group_counts(facts: UpdateFacts) -> dict[str, int]:
-    reasons = Counter(rejection.reason for _, rejection in facts.rejected)
+    rewards = [[a.reward for a in g.attempts if a.reward is not None] for g in facts.trained]
+    trained = [of_group for of_group in rewards if of_group]
+    if not trained:
+        return {}
     return {
-        "groups/usable": len(facts.trained),
-        "groups/no_variance": reasons["no_variance"],
-        "groups/too_few": reasons["too_few"],
-    }
-
-
-def _attempt_counts(fated: Sequence[tuple[Attempt, Fate]]) -> dict[str, int]:
-    by_fate = Counter(fate for _, fate in fated)
-    counts = {
-        "attempts/finished": len(fated),
-        "attempts/trained": by_fate[Fate.TRAINED],
-        "attempts/unused": sum(by_fate[fate] for fate in Fate if fate.kind == "unused"),
-        "attempts/discarded": sum(by_fate[fate] for fate in Fate if fate.kind == "discarded"),
-        "attempts/timed_out": sum(attempt.flags.timed_out for attempt, _ in fated),
-        "attempts/retried": sum(attempt.flags.retried for attempt, _ in fated),
-    }
-    parts = {f"attempts/{fate}": by_fate[fate] for fate in Fate if "/" in fate}
-    failures = Counter(
-        f"attempts/failed/{attempt.discarded.exception or 'unknown'}"
-        for attempt, fate in fated
-        if fate is Fate.FAILED and attempt.discarded is not None
-    )
-    return counts | parts | failures
-
-
-def _token_counts(facts: UpdateFacts) -> dict[str, int]:
-    trajectories = [a.trajectory for group in facts.groups for a in group.attempts]
-    return {
-        "tokens/prompt": sum(trajectory.prompt_tokens for trajectory in trajectories),
-        "tokens/sampled": sum(trajectory.sampled_tokens for trajectory in trajectories),
-        "tokens/trained": sum(datum.trained_tokens for datum in facts.datums),
+        "reward/mean": fmean(reward for of_group in trained for reward in of_group),
+        "reward/group_std_mean": fmean(map(spread, trained)),
     }
 
 
@@ -316,16 +230,8 @@ def _policy_metrics(facts: UpdateFacts) -> MetricRow:
     if ages:
         row["policy/staleness_mean"] = fmean(ages)
         row["policy/staleness_max"] = max(ages)
-    if trained := _graded(facts.trained):
+    if trained := [attempt for group in facts.trained for attempt in group.graded]:
         row["tokens/sequences_per_attempt"] = fmean(len(a.sequences) for a in trained)
-    sampled = [
-        turn.sampled.logprobs
-        for group in facts.groups
-        for attempt in group.attempts
-        for turn in attempt.trajectory.turns
-    ]
-    if sum(map(len, sampled)):
-        row["entropy"] = -float(np.concatenate(sampled).mean(dtype=np.float64))
     return row
 
 
@@ -336,14 +242,5 @@ def _trainer_metrics(facts: UpdateFacts) -> MetricRow:
         limit = facts.adam.grad_clip_norm
         row["grad_norm"] = norm
         row["grad_clipped"] = float(0 < limit < norm)
-    return row
-
-
-def _time_metrics(facts: UpdateFacts) -> MetricRow:
-    row: MetricRow = {"time/update": facts.update_seconds, "time/training": facts.training_seconds}
-    timings = [attempt.timing for group in facts.groups for attempt in group.attempts]
-    if timings:
-        row["time/sampling"] = fmean(timing.sampling for timing in timings)
-        row["time/grading"] = fmean(timing.grading for timing in timings)
-        row["time/waiting"] = fmean(timing.waiting for timing in timings)
+    row["time/update"], row["time/training"] = facts.update_seconds, facts.training_seconds
     return row

@@ -1,28 +1,39 @@
 """Reinforcement learning: collect groups, judge them, train on a batch, publish, record.
 
-Every attempt that was started gets exactly one fate here: `trained` when the trainer has applied
-its group's batch, `unused` or `discarded` when its group is rejected or the run ends first. However
-the run ends, what is known is written before the exception goes on.
+Groups are collected beside the trainer's loop. In sync mode the gate holds them back while the
+trainer works, in async mode it lets as many live as the bound on their age allows: nothing else
+differs. Weights are published while attempts sample; an evaluation is awaited before the next
+update, for it is of one policy version alone, and sampling goes on beside it.
+
+Every attempt that was started gets exactly one fate: `trained` when the trainer has applied its
+group's batch, `unused` or `discarded` when its group is rejected or the run ends first. However the
+run ends, what is known is written before the exception goes on.
 """
 
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
 
 import anyio
-from anyio.abc import ObjectReceiveStream
 
 from loops_cookbook.attempts import Attempt, Fate, Group
 from loops_cookbook.errors import LoopsError, NoLearningSignal
-from loops_cookbook.learning.batches import Batch, Batcher, JudgedGroup
-from loops_cookbook.recipes.evaluation import evaluate, is_due
-from loops_cookbook.recipes.metrics import MetricRow, RunMetrics, UpdateFacts, fates
+from loops_cookbook.learning.batches import Batch, JudgedGroup
+from loops_cookbook.recipes.collect import Collector
+from loops_cookbook.recipes.evaluation import Evaluations, is_due
+from loops_cookbook.recipes.metrics import RunMetrics, UpdateFacts
 from loops_cookbook.recipes.plan import Plan
-from loops_cookbook.recipes.rules import adam_params, attempt_context, loss_spec, schedule_rules
-from loops_cookbook.recipes.scores import evaluation_metrics
+from loops_cookbook.recipes.rules import (
+    adam_params,
+    attempt_context,
+    batcher,
+    loss_spec,
+    schedule_rules,
+)
+from loops_cookbook.recipes.tally import fates
 from loops_cookbook.records import (
-    EvaluationRow,
+    TRAIN,
     GroupRow,
     Recorder,
     RolloutRow,
@@ -30,11 +41,27 @@ from loops_cookbook.records import (
     RunStatus,
     StepRow,
 )
-from loops_cookbook.rollouts.keeper import Keeper, open_keeper
+from loops_cookbook.rollouts.keeper import Keeper, open_group, open_keeper
 from loops_cookbook.rollouts.scheduler import Scheduler
+from loops_cookbook.rollouts.stall import Narrator
 from loops_cookbook.rollouts.watchdog import watch_event_loop
-from loops_cookbook.runtimes.base import Runtime
+from loops_cookbook.runtimes.base import Clocks, Runtime
 from loops_cookbook.services.base import Service, ServiceFactory
+
+Fated = tuple[Attempt, Fate]
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a command has around a run; a run in a test needs none of it."""
+
+    rendering: anyio.CapacityLimiter | None = None
+    """Threads for the renderer; None renders on the event loop."""
+    narrator: Narrator | None = None
+    """Knows what the run waits for; None: one of its own, which tells the recorder."""
+    end_process: Callable[[RunStatus, Sequence[str]], None] | None = None
+    """Told, after `run_ended`, how the run ended and why the process must end at once: tries ignore
+    cancellation, or one holds the event loop. Without it the run waits for them."""
 
 
 async def run_rl(
@@ -42,9 +69,7 @@ async def run_rl(
     open_service: ServiceFactory,
     recorder: Recorder,
     row: RunRow,
-    *,
-    rendering: anyio.CapacityLimiter | None = None,
-    on_stuck: Callable[[RunStatus, Sequence[str]], None] | None = None,
+    around: Surroundings | None = None,
 ) -> None:
     """Carry a plan out, from the first evaluation to the last.
 
@@ -53,25 +78,20 @@ async def run_rl(
         open_service: opens the trainer and its sampler.
         recorder: told of everything, from `run_started` to `run_ended`, however it ends.
         row: what the run is; the service's own description is added.
-        rendering: threads for the renderer; None renders on the event loop.
-        on_stuck: told, after `run_ended`, how the run ended and which tries ignore cancellation;
-            without it the run waits for them.
+        around: what a command has around it.
 
     Raises:
         RunStopped: a rule ended the run, or a service failed for good.
         UsageError: the service cannot be had.
     """
-    run = _Run(plan, recorder, row, rendering)
-
-    def stuck(jobs: Sequence[str]) -> None:
-        if on_stuck is not None:
-            on_stuck(run.status, jobs)
-
-    async with open_keeper(stuck if on_stuck is not None else None) as keeper:
+    run = _Run(plan, recorder, row, around or Surroundings())
+    async with open_keeper(run.on_stuck) as keeper:
         recorder.run_started(row)
         try:
-            async with open_service() as service:
-                await run.with_service(service, keeper)
+            async with open_group() as group:
+                group.start_soon(run.narrator.watch)
+                await run.carry_out(open_service, keeper)
+                group.cancel_scope.cancel()
         except BaseException as error:  # told, never kept
             run.end(*_ending(error))
             raise
@@ -81,67 +101,93 @@ async def run_rl(
 class _Run:
     """A run from before its service is there until it is told how it ended."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        recorder: Recorder,
-        row: RunRow,
-        rendering: anyio.CapacityLimiter | None,
-    ) -> None:
+    def __init__(self, plan: Plan, recorder: Recorder, row: RunRow, around: Surroundings) -> None:
+        self.narrator = around.narrator or Narrator(recorder.note, now=anyio.current_time)
         self._plan = plan
-        self._rendering = rendering
         self._recorder = recorder
         self._row = row
-        self.status: RunStatus = "running"
-        self._counts: dict[str, int] = {}
+        self._around = around
+        self._ended: tuple[RunStatus, str | None] = ("running", None)
+        self._counts: Mapping[str, int] = {}
 
-    async def with_service(self, service: Service, keeper: Keeper) -> None:
-        self._recorder.run_started(replace(self._row, service=dict(service.description)))
-        plan, clocks = self._plan, self._plan.clocks
-        renderer = plan.detection.renderer
-        assert renderer is not None, "a plan that can run has a renderer"
-        runtime = plan.runtime(service.sampler, renderer, self._rendering)
-        longest = max(
-            clocks.rollout_seconds,
-            clocks.setup_seconds,
-            clocks.grading_seconds,
-            clocks.release_seconds,
-        )
-        async with watch_event_loop(bound_seconds=longest), runtime:
-            run = RLRun(plan, service, runtime, self._recorder, keeper)
-            try:
-                await run.carry_out()
-            finally:
-                self._counts = run.settle()
+    @property
+    def on_stuck(self) -> Callable[[Sequence[str]], None] | None:
+        """For the keeper: ends the process, where there is someone who can."""
+        end_process = self._around.end_process
+        if end_process is None:
+            return None
+
+        def stuck(jobs: Sequence[str]) -> None:
+            status, reason = self._ended
+            why = [reason] if reason and status != "interrupted" else []
+            end_process(status, [*why, f"ended without waiting for {'; '.join(jobs)}"])
+
+        return stuck
+
+    async def carry_out(self, open_service: ServiceFactory, keeper: Keeper) -> None:
+        async with AsyncExitStack() as stack:
+            with self.narrator.waiting_for("the trainer and the sampler to start"):
+                service = await stack.enter_async_context(open_service())
+            self._recorder.run_started(replace(self._row, service=dict(service.description)))
+            renderer = self._plan.detection.renderer
+            assert renderer is not None, "a plan that can run has a renderer"
+            runtime = self._plan.runtime(service.sampler, renderer, self._around.rendering)
+            run = RLRun(self._plan, service, runtime, self._recorder, keeper, self.narrator)
+            bound = _longest(self._plan.clocks)
+            watched = watch_event_loop(bound_seconds=bound, on_end=self._blocked(run))
+            async with watched, runtime:
+                try:
+                    await run.carry_out()
+                finally:
+                    self._counts = run.settle()
 
     def end(self, status: RunStatus, reason: str | None = None) -> None:
-        self.status = status
+        self._ended = (status, reason)
         self._recorder.run_ended(status, self._counts, reason)
+
+    def _blocked(self, run: "RLRun") -> Callable[[str], None]:
+        """For the watchdog: the run is over, and its attempts can be given no fate any more."""
+
+        def told(why: str) -> None:
+            self._counts = run.totals
+            self.end("failed", why)
+            if self._around.end_process is not None:
+                self._around.end_process("failed", [why])
+
+        return told
 
 
 class RLRun:
     """One run of the RL recipe, and how far it came."""
 
     def __init__(
-        self, plan: Plan, service: Service, runtime: Runtime, recorder: Recorder, keeper: Keeper
+        self,
+        plan: Plan,
+        service: Service,
+        runtime: Runtime,
+        recorder: Recorder,
+        keeper: Keeper,
+        narrator: Narrator,
     ) -> None:
         self._plan = plan
         self._service = service
         self._recorder = recorder
+        self._narrator = narrator
         self._metrics = RunMetrics()
-        self._context = attempt_context(plan, runtime, keeper, recorder)
-        self._scheduler = Scheduler(self._context, plan.tasks, schedule_rules(plan))
-        training = plan.config.training
-        self._batcher = Batcher(
-            training.groups_per_update,
-            max_consecutive_unusable=training.max_consecutive_unusable_groups,
-            advantage=training.advantage,
-            aggregation=training.loss_aggregation,
+        context = attempt_context(plan, runtime, keeper, self._attempt_ended)
+        narrator.look_at(keeper, context.limits)
+        self._evaluations = Evaluations(plan.sets, context, recorder, narrator)
+        self._scheduler = Scheduler(context, plan.tasks, schedule_rules(plan))
+        self._collector = Collector(
+            batcher(plan),
+            advantage=plan.config.training.advantage,
+            rejected=self._group_rejected,
+            placed=self._group_placed,
         )
         self._loss = loss_spec(plan, service)
-        self._batches: deque[Batch] = deque()
-        """Full, and not applied yet."""
-        self._applied: list[tuple[Attempt, Fate]] = []
+        self._batch: Batch | None = None
+        """Taken, and not known to be applied."""
+        self._applied: list[Fated] = []
         """Of a batch that was applied and is in no row yet."""
         self._losses: set[tuple[Fate, str | None]] = set()
         """The ways in which attempts were lost so far."""
@@ -152,14 +198,22 @@ class RLRun:
         self._mark = 0.0
         """When the last update, or the evaluation after it, ended."""
 
+    @property
+    def totals(self) -> dict[str, int]:
+        """Counts over the run so far."""
+        return self._metrics.totals
+
     async def carry_out(self) -> None:
         """Evaluate, then update after update until the plan is done or the tasks run out."""
-        await self._evaluate()
-        self._mark = anyio.current_time()
-        async with self._scheduler.running() as groups:
-            while self._update != self._last and await self._has_batch(groups):
-                await self._train_on_next()
-        if not self._is_due():
+        last = self._plan.config.training.updates
+        with self._narrator.waiting_for(self._scheduler.told):
+            async with self._scheduler.running() as groups, open_group() as beside:
+                beside.start_soon(self._collector.collect, groups)
+                await self._evaluate()
+                while self._update != last and (batch := await self._next_batch()) is not None:
+                    await self._train_on(batch)
+                beside.cancel_scope.cancel()
+        if not self._is_due():  # an end that was not known beforehand
             await self._evaluate()
         if self._update == 0:
             raise NoLearningSignal(
@@ -174,122 +228,103 @@ class RLRun:
         Returns:
             The run's last counts.
         """
-        waiting = [judged for batch in self._batches for judged in (*batch.groups, *batch.rejected)]
-        waiting += self._batcher.leftovers
-        left = [judged.group for judged in waiting if judged.rejection is None]
-        surplus = [pair for g in (*left, *self._scheduler.leftovers) for pair in _surplus(g)]
-        self._recorder.fates(_rows(surplus))
-        told = [pair for judged in waiting if judged.rejection for pair in _fates(judged)]
-        return self._metrics.end(
-            [*self._applied, *told, *surplus], attempts_started=self._attempts_started
-        )
-
-    @property
-    def _last(self) -> int | None:
-        return self._plan.config.training.updates
+        untrained = [each.group for each in self._batch.groups] if self._batch else []
+        left = [*untrained, *self._collector.close(), *self._scheduler.leftovers]
+        told = [*self._applied, *(pair for group in left for pair in _surplus(group))]
+        self._recorder.fates(_rows(told))
+        return self._metrics.end(told, attempts_started=self._attempts_started)
 
     @property
     def _attempts_started(self) -> int:
         return self._scheduler.counts.started * self._plan.config.training.group_size
 
     def _is_due(self) -> bool:
-        return is_due(self._update, every=self._plan.config.evaluation.every, last=self._last)
+        config = self._plan.config
+        return is_due(self._update, every=config.evaluation.every, last=config.training.updates)
 
-    async def _has_batch(self, groups: ObjectReceiveStream[Group]) -> bool:
-        """Take groups until a batch is full; False when there is nothing more to train on."""
-        while not self._batches:
-            try:
-                group = await groups.receive()
-            except anyio.EndOfStream:
-                last = self._batcher.flush()
-                self._batches.extend([last] if last else [])
-                break
-            try:
-                judged = self._batcher.add(group)
-            except NoLearningSignal:  # this group is the last one to be told of
-                self._note_group(next(j for j in self._batcher.leftovers if j.group is group))
-                raise
-            self._note_group(judged.group)
-            self._batches.extend(judged.batches)
-        return bool(self._batches)
-
-    def _note_group(self, judged: JudgedGroup) -> None:
-        self._warn_of_losses(judged.group)
-        self._recorder.group_settled(
-            GroupRow.of(judged.group, judged.rejection, update=self._update + 1)
-        )
-        if judged.rejection is not None:
-            self._recorder.fates(_rows(_fates(judged)))
-            self._scheduler.rejected(judged.group.serial)
-
-    def _warn_of_losses(self, group: Group) -> None:
-        """Tell of the first attempt that is lost in each way; rollouts.jsonl has all of them."""
-        for attempt in group.attempts:
-            lost = attempt.discarded
-            if lost is None or (kind := (lost.fate, lost.exception)) in self._losses:
-                continue
+    def _attempt_ended(self, attempt: Attempt) -> None:
+        """Tell of it, and of the first that is lost in each way; rollouts.jsonl has all of them."""
+        self._recorder.attempt_ended(attempt, TRAIN)
+        lost = attempt.discarded
+        if lost is None or lost.fate is Fate.CANCELLED:
+            return
+        if (kind := (lost.fate, lost.exception)) not in self._losses:
             self._losses.add(kind)
             self._recorder.note(
                 "warning",
-                f"attempt {attempt.index} of group {group.serial} (task {group.task!r}) is "
+                f"attempt {attempt.index} of group {attempt.group} (task {attempt.task!r}) is "
                 f"{lost.fate}: {lost.detail}; more of this kind are only counted, and named in "
                 "rollouts.jsonl",
             )
 
-    async def _train_on_next(self) -> None:
-        batch, update = self._batches[0], self._update + 1
+    def _group_rejected(self, judged: JudgedGroup) -> None:
+        group, why = judged.group, judged.rejection
+        assert why is not None
+        self._recorder.group_settled(GroupRow.of(group, why, update=self._update + 1))
+        self._recorder.fates(_rows(fates(group, why)))
+        self._metrics.rejected(group, why)
+        self._scheduler.rejected(group.serial)
+
+    def _group_placed(self, judged: JudgedGroup, batch: int) -> None:
+        self._recorder.group_settled(GroupRow.of(judged.group, None, update=batch + 1))
+
+    async def _next_batch(self) -> Batch | None:
+        with self._narrator.waiting_for(f"the batch of update {self._update + 1}"):
+            return await self._collector.next()
+
+    async def _train_on(self, batch: Batch) -> None:
+        self._batch, update = batch, self._update + 1
         adam, key = adam_params(self._plan, update), f"update-{update}"
         began = anyio.current_time()
         trainer = self._service.trainer
-        result = await trainer.train(batch.datums, self._loss, adam, key=key)
+        with self._narrator.waiting_for(f"the trainer, at work on update {update}"):
+            result = await trainer.train(batch.datums, self._loss, adam, key=key)
         # It is applied: whatever comes now, its attempts were trained, and never again.
-        self._batches.popleft()
-        self._applied = [pair for judged in batch.groups for pair in _fates(judged)]
-        self._recorder.fates(_rows(self._applied))
-        self._applied += [pair for judged in batch.rejected for pair in _fates(judged)]
-        version = await trainer.publish(key=key)
+        self._batch = None
+        self._applied = [pair for judged in batch.groups for pair in fates(judged.group, None)]
+        with self._narrator.waiting_for(f"the weights of update {update} to be published"):
+            version = await trainer.publish(key=key)
         now = anyio.current_time()
-        metrics = self._metrics.update(
-            UpdateFacts(
-                trained=[judged.group for judged in batch.groups],
-                rejected=[
-                    (each.group, each.rejection) for each in batch.rejected if each.rejection
-                ],
-                datums=batch.datums,
-                result=result,
-                adam=adam,
-                trained_version=self._version,
-                published_version=version,
-                attempts_started=self._attempts_started,
-                update_seconds=now - self._mark,
-                training_seconds=now - began,
+        facts = UpdateFacts(
+            trained=[judged.group for judged in batch.groups],
+            datums=batch.datums,
+            result=result,
+            adam=adam,
+            trained_version=self._version,
+            published_version=version,
+            attempts_started=self._attempts_started,
+            update_seconds=now - self._mark,
+            training_seconds=now - began,
+        )
+        self._update, self._version, self._mark = update, version, now
+        self._record(facts)
+        self._scheduler.published(version, len(batch.groups))
+        if self._is_due():
+            await self._evaluate()
+
+    def _record(self, facts: UpdateFacts) -> None:
+        """Write an update's row right after those of its attempts: no kill comes easily between."""
+        metrics = self._metrics.update(facts)
+        applied, self._applied = self._applied, []
+        self._recorder.fates(_rows(applied))
+        self._recorder.update(
+            StepRow(
+                update=self._update, at=time.time(), metrics=metrics, totals=self._metrics.totals
             )
         )
-        self._applied, self._update, self._version = [], update, version
-        await self._finish_update(metrics)
-        self._scheduler.published(version, len(batch.groups))
 
-    async def _finish_update(self, metrics: MetricRow) -> None:
-        """Evaluate where it is due, and record the update, also if the evaluation is cut."""
-        row = StepRow(
-            update=self._update, at=time.time(), metrics=metrics, totals=self._metrics.totals
-        )
-        try:
-            if self._is_due():
-                for evaluation in await self._evaluate():
-                    row = replace(row, metrics={**row.metrics, **evaluation_metrics(evaluation)})
-        finally:
-            self._recorder.update(row)
-            self._mark = anyio.current_time()
+    async def _evaluate(self) -> None:
+        await self._evaluations.run(update=self._update, policy_version=self._version)
+        self._mark = anyio.current_time()
 
-    async def _evaluate(self) -> list[EvaluationRow]:
-        return await evaluate(
-            self._plan.sets,
-            self._context,
-            self._recorder,
-            update=self._update,
-            policy_version=self._version,
-        )
+
+def _longest(clocks: Clocks) -> float:
+    return max(
+        clocks.rollout_seconds,
+        clocks.setup_seconds,
+        clocks.grading_seconds,
+        clocks.release_seconds,
+    )
 
 
 def _ending(error: BaseException) -> tuple[RunStatus, str]:
@@ -302,16 +337,12 @@ def _ending(error: BaseException) -> tuple[RunStatus, str]:
     return "interrupted", "stopped by a signal"
 
 
-def _fates(judged: JudgedGroup) -> list[tuple[Attempt, Fate]]:
-    return fates(judged.group, judged.rejection)
-
-
-def _surplus(group: Group) -> list[tuple[Attempt, Fate]]:
+def _surplus(group: Group) -> list[Fated]:
     return [
         (attempt, Fate.SURPLUS if attempt.discarded is None else attempt.discarded.fate)
         for attempt in group.attempts
     ]
 
 
-def _rows(fated: Iterable[tuple[Attempt, Fate]]) -> list[RolloutRow]:
+def _rows(fated: Iterable[Fated]) -> list[RolloutRow]:
     return [RolloutRow.of(attempt, fate) for attempt, fate in fated]

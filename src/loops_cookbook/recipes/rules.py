@@ -1,10 +1,13 @@
 """What a plan says to the schedule and to the trainer, as the records that they take."""
 
+from collections.abc import Callable
+
 from loops_cookbook.attempts import Attempt
+from loops_cookbook.learning.batches import Batcher
 from loops_cookbook.learning.losses import resolve_options
 from loops_cookbook.learning.schedules import Schedule, learning_rate
 from loops_cookbook.recipes.plan import Plan
-from loops_cookbook.records import TRAIN, Recorder
+from loops_cookbook.records import TRAIN
 from loops_cookbook.rollouts.keeper import Keeper
 from loops_cookbook.rollouts.limits import Limits
 from loops_cookbook.rollouts.scheduler import ScheduleRules
@@ -15,14 +18,10 @@ from loops_cookbook.services.base import AdamParams, LossSpec, Service
 
 
 def attempt_context(
-    plan: Plan, runtime: Runtime, keeper: Keeper, recorder: Recorder
+    plan: Plan, runtime: Runtime, keeper: Keeper, on_end: Callable[[Attempt], None]
 ) -> AttemptContext:
-    """What the training attempts share."""
+    """What the training attempts share; `on_end` is told of each of them."""
     config = plan.config
-
-    def ended(attempt: Attempt) -> None:
-        recorder.attempt_ended(attempt, TRAIN)
-
     return AttemptContext(
         runtime=runtime,
         limits=Limits(config.sampling_slots, config.grading_slots, config.concurrency.start_ahead),
@@ -33,7 +32,17 @@ def attempt_context(
         terms=SamplingTerms(
             plan.params, config.training.seed, config.sampling.max_attempt_tokens, TRAIN
         ),
-        on_end=ended,
+        on_end=on_end,
+    )
+
+
+def batcher(plan: Plan) -> Batcher:
+    """What makes batches of groups."""
+    training = plan.config.training
+    return Batcher(
+        training.groups_per_update,
+        max_consecutive_unusable=training.max_consecutive_unusable_groups,
+        aggregation=training.loss_aggregation,
     )
 
 
@@ -42,7 +51,7 @@ def schedule_rules(plan: Plan) -> ScheduleRules:
     training = plan.config.training
     return ScheduleRules(
         group_size=training.group_size,
-        gate=Gate(training.groups_per_update, updates=training.updates),
+        gate=Gate(training.groups_per_update, training.staleness_bound, updates=training.updates),
         seed=training.seed,
         epochs=training.epochs,
         shuffle=training.shuffle,

@@ -1,4 +1,4 @@
-"""How much of an evaluation set a policy solved: its row, and the metrics in it.
+"""How much of an evaluation set a policy solved: its row.
 
 Means are over the attempts with a reward; the others are counted beside them, never as 0.
 """
@@ -63,13 +63,6 @@ def evaluation_row(facts: EvaluationFacts) -> EvaluationRow:
         fates=dict(sorted(Counter(fate.value for task in tasks for fate in task.fates).items())),
         tasks=tuple(tasks),
     )
-
-
-def evaluation_metrics(row: EvaluationRow) -> dict[str, float]:
-    """The `eval/...` metrics of an evaluation."""
-    named = {"reward_mean": row.reward_mean, "solve_rate": row.solve_rate}
-    named |= {f"pass_at_{k}": value for k, value in row.pass_at_k.items()}
-    return {f"eval/{row.set}/{key}": value for key, value in named.items() if value is not None}
 
 
 def pass_at(k: int, *, attempts: int, solved: int) -> float:

@@ -16,7 +16,7 @@ class Closing:
     """All that the closing lines tell of."""
 
     status: RunStatus
-    reason: str | None
+    """Why it is that is no part of the answer: the command says it, as an error, on stderr."""
     folder: Path
     updates: int
     seconds: float
@@ -41,8 +41,7 @@ class Closing:
         return [*told, f"run: {self.folder}"]
 
     def _end(self) -> str:
-        why = f": {self.reason}" if self.reason else ""
-        return f"{self.status} after {count(self.updates, 'update')}, {duration(self.seconds)}{why}"
+        return f"{self.status} after {count(self.updates, 'update')}, {duration(self.seconds)}"
 
 
 def _scores(

@@ -3,8 +3,8 @@
 On a terminal every update adds a line to a table; the line below it, drawn again as attempts
 end, tells how far the next update is and how long the rest may take. Elsewhere a plain line is
 printed for the first update and for the last, and between them whenever `every_seconds` have
-gone by since the line before, in the middle of a long update too. Notes and evaluations are
-printed as they come.
+gone by since the line before, in the middle of a long update too. Notes are printed as they come,
+and so are evaluations, each after the row of its update.
 """
 
 import time
@@ -79,10 +79,12 @@ class Progress:
         self._rows = 0
         self._updates = 0
         self._ended = 0
-        """Attempts since the last update, or since an evaluation began."""
+        """Attempts that have ended and are in no update's row yet."""
         self._rejected = 0
         """Attempts of the groups rejected since the last update: so many more are needed."""
         self._evaluating: str | None = None
+        self._evaluated = 0
+        """Attempts of that set that have ended."""
         self._recent: deque[float] = deque(maxlen=_REMEMBERED_UPDATES)
         self._rewards: list[tuple[int, float]] = []
         self._evaluations: dict[str, tuple[EvaluationRow, EvaluationRow]] = {}
@@ -109,15 +111,16 @@ class Progress:
         """Take in how much is planned."""
         self._has_started = True
         self._begun = self._now()
-        self._table = UpdateTable(row.updates, self._side.width)
+        self._table = UpdateTable(row.updates, self._side.width, is_async=row.max_staleness > 0)
         self._batch = row.attempts_per_update
 
     def attempt_ended(self, attempt: Attempt, purpose: str) -> None:
         """Count it."""
-        evaluating = None if purpose == TRAIN else purpose
-        if evaluating != self._evaluating:
-            self._evaluating, self._ended = evaluating, 0
-        self._ended += 1
+        if purpose == TRAIN:
+            self._ended += 1
+        else:
+            self._evaluating = purpose
+            self._evaluated += 1
         if self._live is None:
             if self._is_due(self._every_seconds):
                 self._print_unseen() if self._unseen else self._print(self._status())
@@ -136,8 +139,9 @@ class Progress:
         """Show its row."""
         self._rows += 1
         self._updates = row.update
-        self._ended = self._rejected = 0
-        self._evaluating = None
+        # In async mode attempts of later updates have ended by now.
+        self._ended = max(0, self._ended - int(row.metrics.get("attempts/finished", self._ended)))
+        self._rejected = 0
         if (reward := row.metrics.get("reward/all_mean")) is not None:
             self._rewards.append((row.update, reward))
         if (seconds := row.metrics.get("time/update")) is not None:
@@ -157,7 +161,8 @@ class Progress:
         """Show its scores."""
         first, _ = self._evaluations.get(row.set, (row, row))
         self._evaluations[row.set] = (first, row)
-        self._evaluating, self._ended = None, 0
+        self._evaluating, self._evaluated = None, 0
+        self._print_unseen()
         self._print(_scores(row))
 
     def note(self, level: Level, text: str) -> None:
@@ -168,13 +173,12 @@ class Progress:
     def run_ended(
         self, status: RunStatus, counts: Mapping[str, int], reason: str | None = None
     ) -> None:
-        """Print what the run came to."""
+        """Print what the run came to; why it ended is said by the command."""
         self._print_unseen()
         self._live = None
         self._open.close()
         self.closing = Closing(
             status=status,
-            reason=reason,
             folder=self._folder,
             updates=self._updates,
             seconds=self._now() - self._begun,
@@ -208,15 +212,16 @@ class Progress:
     def _status(self) -> str:
         """Where the run stands now, in words."""
         if self._evaluating is not None:
-            return f"evaluating {self._evaluating}: {count(self._ended, 'attempt')} ended"
+            return f"evaluating {self._evaluating}: {count(self._evaluated, 'attempt')} ended"
         if not self._has_started:
             return "starting"
         if self._updates == self._table.planned:
             return "all updates done"
-        of = "" if self._batch is None else f"/{self._batch + self._rejected:,}"
-        return (
-            f"update {self._table.progress(self._updates + 1)}: {self._ended:,}{of} attempts ended"
-        )
+        update = f"update {self._table.progress(self._updates + 1)}"
+        needed = None if self._batch is None else self._batch + self._rejected
+        if needed is None or self._ended > needed:  # then a group that started earlier still runs
+            return f"{update}: {count(self._ended, 'attempt')} ended and not trained yet"
+        return f"{update}: {self._ended:,}/{needed:,} attempts ended"
 
     def _status_line(self) -> Table:
         """The same for a terminal, with a bar, in one line."""
@@ -224,7 +229,8 @@ class Progress:
         cells: list[RenderableType] = []
         if self._batch is not None and self._evaluating is None:
             total = self._batch + self._rejected
-            cells.append(ProgressBar(total=total, completed=self._ended, width=_BAR_WIDTH))
+            completed = min(self._ended, total)
+            cells.append(ProgressBar(total=total, completed=completed, width=_BAR_WIDTH))
             line.add_column()
         cells.append(", ".join(filter(None, (self._status(), self._left()))))
         line.add_column(no_wrap=True, overflow="ellipsis")

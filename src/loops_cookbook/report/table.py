@@ -19,6 +19,7 @@ class Column:
     show: Callable[[float], str] = measure
 
 
+_STALE = Column("stale", 6, "policy/staleness_max", short)
 _ALWAYS = (
     Column("reward", 7, "reward/all_mean"),
     Column("group std", 9, "reward/group_std_mean"),
@@ -32,7 +33,7 @@ _IF_WIDE = (
     Column("loss", 9, "loss"),
     Column("grad norm", 9, "grad_norm"),
     Column("entropy", 8, "entropy"),
-    Column("stale", 6, "policy/staleness_max", short),
+    _STALE,
 )
 
 
@@ -42,6 +43,7 @@ class UpdateTable:
 
     planned: int | None
     width: int
+    is_async: bool = False
 
     @property
     def head(self) -> str:
@@ -58,7 +60,8 @@ class UpdateTable:
 
     def sentence(self, step: StepRow) -> str:
         """The narrow columns in one line that needs no head."""
-        told = [f"{column.title} {_cell(step, column)}" for column in _ALWAYS]
+        columns = (*_ALWAYS, _STALE) if self.is_async else _ALWAYS
+        told = [f"{column.title} {_cell(step, column)}" for column in columns]
         return f"update {self.progress(step.update)}: {', '.join(told)}"
 
     def progress(self, update: int) -> str:

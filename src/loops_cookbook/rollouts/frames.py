@@ -34,11 +34,19 @@ def runs_at(frame: FrameType | None) -> str | None:
     return _users(_of_frame(frame))
 
 
+def users_line(frame: FrameType | None) -> str | None:
+    """Where a running thread is in a user's code; None where it is in none."""
+    return _told(next((each for each in _of_frame(frame) if _is_users(each[0].co_filename)), None))
+
+
 def _users(frames: Iterable[tuple[CodeType, int]]) -> str | None:
     """The innermost line of a user's code, else the innermost of all; frames from inside out."""
     stack = list(frames)
     users = (frame for frame in stack if _is_users(frame[0].co_filename))
-    found = next(users, stack[0] if stack else None)
+    return _told(next(users, stack[0] if stack else None))
+
+
+def _told(found: tuple[CodeType, int] | None) -> str | None:
     if found is None:
         return None
     code, line = found

@@ -17,6 +17,7 @@ from typing import cast
 
 import anyio
 from anyio.abc import TaskGroup
+from anyio.lowlevel import checkpoint
 
 from loops_cookbook.rollouts.faults import caught
 from loops_cookbook.rollouts.frames import waits_at
@@ -26,6 +27,9 @@ logger = logging.getLogger(__name__)
 STRAY_SECONDS = 10.0
 """How long a job that was cancelled may take beyond its release clock before it is a stray, and
 how long strays have when the run ends."""
+
+REMINDER_SECONDS = 1.0
+"""Between two cancellations of a stray."""
 
 
 @asynccontextmanager
@@ -85,6 +89,8 @@ class Job:
         """How far it is within the phase, in any unit: it moves when this changes."""
         self._release_seconds = release_seconds
         self._scope = anyio.CancelScope()
+        self._calm = anyio.CancelScope()
+        """Within the other: shielded, it keeps cancellation away for a while."""
         self._error: Exception | None = None
         self._was_ended = False
         """By its owner, before it came to an end of its own."""
@@ -104,7 +110,7 @@ class Job:
         """Do the work; for the Keeper."""
         coroutine = self._coroutine = work()
         try:
-            with self._scope:
+            with self._scope, self._calm:
                 self._error = await caught(lambda: coroutine)
         except BaseException:
             self._was_ended = True
@@ -112,6 +118,24 @@ class Job:
         finally:
             self.ended.set()
             self._coroutine = None
+
+    async def remind(self) -> None:
+        """Cancel what ignores it now and then, until it ends; for the Keeper.
+
+        A scope cancels in every turn of the loop what is in it, and code that catches that and
+        waits again would take the whole of a CPU.
+        """
+        try:
+            while True:
+                self._calm.shield = True
+                with anyio.move_on_after(REMINDER_SECONDS):
+                    await self.ended.wait()
+                    return
+                self._calm.shield = False
+                await checkpoint()
+        finally:
+            if not self.ended.is_set():
+                self._calm.shield = True
 
     async def outcome(self) -> bool:
         """Wait for the end; False where the hard deadline came first. Cancels what is left.
@@ -162,7 +186,10 @@ class Keeper:
         """
         self.jobs.add(job)
         self._group.start_soon(self._perform, job, work)
-        return await job.outcome()
+        has_ended = await job.outcome()
+        if not has_ended:
+            self._group.start_soon(job.remind)
+        return has_ended
 
     async def _perform(self, job: Job, work: Callable[[], Coroutine[object, object, None]]) -> None:
         try:
@@ -189,8 +216,9 @@ async def open_keeper(
         finally:
             group.cancel_scope.cancel()
             with anyio.move_on_after(STRAY_SECONDS, shield=True):
-                for job in tuple(keeper.jobs):
-                    await job.ended.wait()
+                async with anyio.create_task_group() as reminding:
+                    for job in tuple(keeper.jobs):
+                        reminding.start_soon(job.remind)
             if keeper.jobs:
                 stuck = tuple(f"{job.label}: {job.phase}, at {job.where}" for job in keeper.jobs)
                 (on_stuck or _log_stuck)(stuck)

@@ -23,7 +23,6 @@ from loops_cookbook.rollouts.group import run_group
 from loops_cookbook.rollouts.keeper import open_group
 from loops_cookbook.rollouts.order import draw
 from loops_cookbook.rollouts.staleness import Gate
-from loops_cookbook.rollouts.stall import tell_of_stalls
 from loops_cookbook.rollouts.trial import AttemptContext
 from loops_cookbook.tasks import Task
 
@@ -61,8 +60,8 @@ class Counts:
         return self.started - self.rejected - self.published
 
     def __str__(self) -> str:
-        taken = self.in_flight - self.running - self.untaken
-        return f"{self.running} running, {self.untaken} settled, {taken} with the trainer"
+        settled = self.in_flight - self.running
+        return f"{self.running} running, {settled} settled and not yet published"
 
 
 class Scheduler:
@@ -124,6 +123,15 @@ class Scheduler:
         self._rejected += 1
         self._tell()
 
+    def told(self) -> str:
+        """What groups there are and whether more may start, for people."""
+        gate = self._rules.gate
+        is_open = gate.may_start(
+            started=self._started, rejected=self._rejected, published=self._published
+        )
+        state = "open" if is_open else "shut until an update is published or a group is rejected"
+        return f"groups: {self.counts}; the gate is {state}"
+
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[ObjectReceiveStream[Group]]:
         """Start groups within the block; it yields the stream of those that settled.
@@ -136,7 +144,6 @@ class Scheduler:
         """
         async with open_group() as group:
             group.start_soon(self._start_groups, group)
-            group.start_soon(tell_of_stalls, self._context.keeper, self._context.limits, self._told)
             try:
                 yield self._stream
             finally:
@@ -190,14 +197,6 @@ class Scheduler:
     def _tell(self) -> None:
         self._news.set()
 
-    def _told(self) -> str:
-        gate = self._rules.gate
-        is_open = gate.may_start(
-            started=self._started, rejected=self._rejected, published=self._published
-        )
-        state = "open" if is_open else "shut until an update is published or a group is rejected"
-        return f"groups: {self.counts}; gate {state}"
-
 
 async def run_set(
     context: AttemptContext,
@@ -231,17 +230,10 @@ async def run_set(
         settled[task.index] = await run_group(context, start, size=attempts)
         window.release()
 
-    def told() -> str:
-        purpose = context.terms.purpose
-        return f"evaluation of {purpose!r}: {len(settled)} of {len(tasks)} tasks are done"
-
-    async with open_group() as around:
-        around.start_soon(tell_of_stalls, context.keeper, context.limits, told)
-        async with open_group() as group:
-            for task in tasks:
-                await window.acquire()
-                group.start_soon(run, task)
-        around.cancel_scope.cancel()
+    async with open_group() as group:
+        for task in tasks:
+            await window.acquire()
+            group.start_soon(run, task)
     return [settled[task.index] for task in tasks]
 
 

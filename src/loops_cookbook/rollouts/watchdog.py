@@ -2,22 +2,25 @@
 
 A coroutine that does not await holds up every attempt, and no clock can cut it. One thread watches
 a beat of the loop. Where the beat stays away for `lag_seconds`, the line that runs then is logged.
-A block that outlasts `bound_seconds` ends the run: with `EventLoopBlocked`, released as always, if
-the loop comes back within `grace_seconds`, else at once with that line on stderr and exit status 1,
-for nothing in the process can take the loop from a coroutine; what the run held is in its ledger.
+A block is one step of one coroutine: many that each hold the loop for a while, one after the other,
+are as many blocks. One that outlasts `bound_seconds` ends the run: with `EventLoopBlocked`,
+released as always, if the loop comes back within `grace_seconds`, else at once with that line on
+stderr and exit status 1, for nothing in the process can take the loop from a coroutine; what the
+run held is in its ledger.
 
 C code that never lets go of the interpreter (a regular expression gone wild, `5**5**5**5**5`) holds
 up the thread as well. For that there is a timer of the process's own CPU time, whose signal such
 code does look at.
 """
 
+import inspect
 import logging
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from types import FrameType
 from typing import NoReturn
@@ -32,11 +35,17 @@ logger = logging.getLogger(__name__)
 
 GRACE_SECONDS = 10.0
 """How long the loop may take to come back before the process ends."""
+LAST_WORDS_SECONDS = 5.0
+"""How long whoever is told of that end may take."""
 
 
 @asynccontextmanager
 async def watch_event_loop(
-    *, bound_seconds: float, lag_seconds: float = 1.0, grace_seconds: float = GRACE_SECONDS
+    *,
+    bound_seconds: float,
+    lag_seconds: float = 1.0,
+    grace_seconds: float = GRACE_SECONDS,
+    on_end: Callable[[str], None] | None = None,
 ) -> AsyncGenerator[None]:
     """Watch the event loop within the block.
 
@@ -44,11 +53,13 @@ async def watch_event_loop(
         bound_seconds: what no block may outlast: the longest clock of the run.
         lag_seconds: a block as long as this is logged.
         grace_seconds: how much longer than the bound the process lives.
+        on_end: told why the process ends, in a thread of its own, before it does; by default the
+            line is printed.
 
     Raises:
         EventLoopBlocked: a block outlasted the bound and ended within the grace.
     """
-    watch = _Watch(lag_seconds, bound_seconds, grace_seconds)
+    watch = _Watch(lag_seconds, bound_seconds, grace_seconds, on_end or _say)
     async with open_group() as group:
         thread = threading.Thread(target=watch.look, name="watchdog", daemon=True)
         group.start_soon(watch.beat)
@@ -67,14 +78,17 @@ class _Watch:
     no ticks either.
     """
 
-    def __init__(self, lag: float, bound: float, grace: float) -> None:
+    def __init__(
+        self, lag: float, bound: float, grace: float, on_end: Callable[[str], None]
+    ) -> None:
         self._lag = lag
         self._bound = bound
         self._grace = grace
+        self._on_end = on_end
         self._tick = lag / 4
         self._beats = 0
         self._loop_thread = threading.get_ident()
-        self._backstop = _Backstop(bound + grace)
+        self._backstop = _Backstop(bound + grace, on_end)
         self._is_over = threading.Event()
         self._verdict: str | None = None
         # A run that is cancelled still releases what it holds, and its loop still turns.
@@ -96,14 +110,19 @@ class _Watch:
         self._backstop.disarm()
 
     def look(self) -> None:
-        """Count ticks without a beat; the thread."""
-        seen, blocked, is_named = -1, 0.0, False
+        """Count ticks without a beat, those of each step apart; the thread."""
+        seen, step = -1, None
+        blocked, is_named = 0.0, False
         while not self._is_over.wait(self._tick):
             if seen != self._beats:
                 if is_named:
-                    logger.warning("the event loop turns again after %.1f s", blocked)
-                seen, blocked, is_named = self._beats, 0.0, False
+                    logger.warning("the event loop turns again")
+                seen, step, blocked, is_named = self._beats, None, 0.0, False
                 continue
+            running = self._step()
+            if running is not step:
+                step, blocked, is_named = running, 0.0, False
+                self._backstop.count_anew()
             blocked += self._tick
             if blocked >= self._lag and not is_named:
                 is_named = True
@@ -112,20 +131,33 @@ class _Watch:
                 self._verdict = self._blocked(blocked)
                 logger.error("%s; no clock is that long: the run ends", self._verdict)
             if blocked >= self._bound + self._grace:
-                _end_process(self._blocked(blocked))
+                _end_process(self._blocked(blocked), self._on_end)
+
+    def _step(self) -> FrameType | None:
+        """What holds the loop: the frame of the coroutine that it runs, which is alive as long as
+        it is looked at, so that no other has its identity; None between two of them."""
+        frame, step = self._frame(), None
+        while frame is not None:
+            if frame.f_code.co_flags & inspect.CO_COROUTINE:
+                step = frame
+            frame = frame.f_back
+        return step
+
+    def _frame(self) -> FrameType | None:
+        # The documented way to another thread's frame, in spite of its name.
+        return sys._current_frames().get(self._loop_thread)  # pyright: ignore[reportPrivateUsage]
 
     def _blocked(self, seconds: float) -> str:
-        # The documented way to another thread's frame, in spite of its name.
-        frame = sys._current_frames().get(self._loop_thread)  # pyright: ignore[reportPrivateUsage]
-        return _sentence(frame, seconds)
+        return _sentence(self._frame(), seconds)
 
 
 class _Backstop:
-    """Ends the process after so many seconds of its CPU time without being armed again."""
+    """Ends the process after so many seconds of its CPU time in one and the same step."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, on_end: Callable[[str], None]) -> None:
         self._seconds = seconds
-        self._armed_at = 0.0
+        self._on_end = on_end
+        self._began = 0.0
         self._is_usable = (
             hasattr(signal, "setitimer")
             and threading.current_thread() is threading.main_thread()
@@ -135,10 +167,14 @@ class _Backstop:
             signal.signal(signal.SIGVTALRM, self._on_signal)
 
     def arm(self) -> None:
-        """Begin to count anew."""
-        self._armed_at = time.monotonic()
+        """Begin to count; on the loop's own thread."""
+        self.count_anew()
         if self._is_usable:
             signal.setitimer(signal.ITIMER_VIRTUAL, self._seconds)
+
+    def count_anew(self) -> None:
+        """Another step runs; from any thread."""
+        self._began = time.monotonic()
 
     def disarm(self) -> None:
         """Never end it."""
@@ -149,11 +185,11 @@ class _Backstop:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         # Threads together use more CPU seconds than went by.
-        elapsed = time.monotonic() - self._armed_at
+        elapsed = time.monotonic() - self._began
         if elapsed < self._seconds:
             signal.setitimer(signal.ITIMER_VIRTUAL, self._seconds - elapsed)
         else:
-            _end_process(_sentence(frame, elapsed))
+            _end_process(_sentence(frame, elapsed), self._on_end)
 
 
 def _sentence(frame: FrameType | None, seconds: float) -> str:
@@ -163,6 +199,13 @@ def _sentence(frame: FrameType | None, seconds: float) -> str:
     )
 
 
-def _end_process(line: str) -> NoReturn:
-    os.write(2, f"error: {line}; the run ends here\n".encode())
+def _say(line: str) -> None:
+    os.write(2, f"loops: {line}\n".encode())
+
+
+def _end_process(line: str, on_end: Callable[[str], None]) -> NoReturn:
+    """Let the last words be said, and end: what they wait for may be held by what blocks."""
+    words = threading.Thread(target=on_end, args=(f"{line}; the run ends here",), daemon=True)
+    words.start()
+    words.join(LAST_WORDS_SECONDS)
     os._exit(EventLoopBlocked.exit_status)

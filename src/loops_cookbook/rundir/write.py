@@ -66,6 +66,8 @@ class RunWriter:
         """Their names by purpose, group and attempt, until a row tells them."""
         self._evaluated: Counter[str] = Counter()
         """How many evaluations of each set are complete."""
+        self._update = 0
+        """The last one that has a row."""
         self._open = ExitStack()
 
     def __enter__(self) -> Self:
@@ -115,11 +117,12 @@ class RunWriter:
     def update(self, row: StepRow) -> None:
         """Add a row to `steps.jsonl`; bring the counts in `run.json` up to date."""
         self._steps.append([row.to_json()])
+        self._update = row.update
         if self._run is not None:
             self._write_run(replace(self._run, counts=row.totals))
 
     def evaluation(self, row: EvaluationRow) -> None:
-        """Add a row to `evaluations.jsonl`, with the names of its transcripts."""
+        """Add a row to `evaluations.jsonl`, and the scores to the row of the update before it."""
         tasks = tuple(
             replace(
                 task,
@@ -131,6 +134,8 @@ class RunWriter:
         )
         self._evaluations.append([replace(row, tasks=tasks).to_json()])
         self._evaluated[row.set] += 1
+        if row.update == self._update:
+            self._steps.amend(row.metrics)
 
     def note(self, level: Level, text: str) -> None:
         """Add a line to `log.txt`; further lines of a text are indented."""

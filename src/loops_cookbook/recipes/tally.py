@@ -1,0 +1,190 @@
+"""What the groups of a row add up to: each is added when its fate is known, and none is kept.
+
+A run may reject thousands of groups before a batch is full, each with all its tokens, and the row
+that counts them needs sums alone. What would be a mean over nothing is left out.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from loops_cookbook.attempts import Attempt, Fate, Group, Rejection, Scalar
+
+_OWN_SHARES = 16
+_LONGEST_LABEL = 60
+_KINDS = ("trained", "unused", "discarded")
+
+
+def fates(group: Group, rejection: Rejection | None) -> list[tuple[Attempt, Fate]]:
+    """Each attempt of a group with its fate, once the group was trained or rejected."""
+    rewarded = Fate.TRAINED if rejection is None else rejection.fate
+    return [
+        (attempt, rewarded if attempt.discarded is None else attempt.discarded.fate)
+        for attempt in group.attempts
+    ]
+
+
+def fate_counts(fated: Iterable[tuple[Attempt, Fate]]) -> Counter[str]:
+    """How many attempts came to each fate, under the names of the metrics."""
+    counts: Counter[str] = Counter()
+    for attempt, fate in fated:
+        counts["attempts/finished"] += 1
+        counts[f"attempts/{fate.kind}"] += 1
+        if fate.kind != fate.value:
+            counts[f"attempts/{fate}"] += 1
+        if fate is Fate.FAILED and attempt.discarded is not None:
+            counts[f"attempts/failed/{attempt.discarded.exception or 'unknown'}"] += 1
+        counts["attempts/timed_out"] += attempt.flags.timed_out
+        counts["attempts/retried"] += attempt.flags.retried
+    return counts
+
+
+ALWAYS = (
+    "groups/usable",
+    "groups/no_variance",
+    "groups/too_few",
+    "attempts/finished",
+    *(f"attempts/{kind}" for kind in _KINDS),
+    "attempts/timed_out",
+    "attempts/retried",
+    *(f"attempts/{fate}" for fate in Fate if "/" in fate),
+    "tokens/prompt",
+    "tokens/sampled",
+)
+"""The counts that every row has, also at 0."""
+
+
+class Tally:
+    """The sums of one row.
+
+    Args:
+        labels: the texts that have a share of their own, remembered from row to row.
+    """
+
+    def __init__(self, labels: "Labels") -> None:
+        self._counts = Counter(dict.fromkeys(ALWAYS, 0))
+        self._rewards = Moments()
+        self._logprobs = Moments()
+        self._times = {name: Moments() for name in ("sampling", "grading", "waiting")}
+        self._numbers: dict[str, Moments] = {}
+        self._texts: dict[str, Counter[str]] = {}
+        self._labels = labels
+
+    def add(self, group: Group, rejection: Rejection | None) -> None:
+        """Take in a group that was trained, or rejected."""
+        self._counts["groups/usable" if rejection is None else f"groups/{rejection.reason}"] += 1
+        self._counts.update(fate_counts(fates(group, rejection)))
+        for attempt in group.attempts:
+            self._add_attempt(attempt)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The metrics that add up over a run."""
+        return dict(self._counts)
+
+    def rewards(self) -> dict[str, float]:
+        """`reward/all_...`."""
+        all_of_them = self._rewards
+        if not all_of_them.count:
+            return {}
+        return {
+            "reward/all_mean": all_of_them.mean,
+            "reward/all_std": all_of_them.std,
+            "reward/all_min": all_of_them.least,
+            "reward/all_max": all_of_them.most,
+        }
+
+    def recorded(self) -> dict[str, float]:
+        """`rollout/...`: what the Episodes recorded."""
+        row = {f"rollout/{key}": values.mean for key, values in sorted(self._numbers.items())}
+        for key in sorted(self._texts):
+            counts = self._texts[key]
+            for label in dict.fromkeys([*self._labels.own(key), *counts]):
+                row[f"rollout/{key}/{label}"] = counts[label] / counts.total()
+        return row
+
+    def means(self) -> dict[str, float]:
+        """`entropy`, and the times of the attempts."""
+        row = {f"time/{name}": time.mean for name, time in self._times.items() if time.count}
+        if self._logprobs.count:
+            row["entropy"] = -self._logprobs.mean
+        return row
+
+    def _add_attempt(self, attempt: Attempt) -> None:
+        trajectory, timing = attempt.trajectory, attempt.timing
+        self._counts["tokens/prompt"] += trajectory.prompt_tokens
+        self._counts["tokens/sampled"] += trajectory.sampled_tokens
+        for turn in trajectory.turns:
+            logprobs = turn.sampled.logprobs
+            self._logprobs.add_sum(float(logprobs.sum(dtype=np.float64)), len(logprobs))
+        if attempt.reward is not None:
+            self._rewards.add(attempt.reward)
+            self._record(attempt.metadata)
+        for name, time in self._times.items():
+            time.add(getattr(timing, name))
+
+    def _record(self, metadata: Mapping[str, Scalar]) -> None:
+        for key, value in metadata.items():
+            if isinstance(value, str):
+                label = self._labels.label(key, value)
+                self._texts.setdefault(key, Counter())[label] += 1
+            elif math.isfinite(value):
+                self._numbers.setdefault(key, Moments()).add(float(value))
+
+
+class Moments:
+    """Count, mean, spread and range of numbers that come one by one."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.least = math.inf
+        self.most = -math.inf
+        self._sum = 0.0
+        self._mean = 0.0
+        self._squares = 0.0
+        """Sum of squared distances from the mean. Source: Welford 1962."""
+
+    def add(self, value: float) -> None:
+        """Take in one number."""
+        self.count += 1
+        self._sum += value
+        away = value - self._mean
+        self._mean += away / self.count
+        self._squares += away * (value - self._mean)
+        self.least, self.most = min(self.least, value), max(self.most, value)
+
+    def add_sum(self, total: float, count: int) -> None:
+        """Take in numbers by their sum; then only the mean can be asked for."""
+        self.count += count
+        self._sum += total
+
+    @property
+    def mean(self) -> float:
+        """Of all numbers; there must be one."""
+        return self._sum / self.count
+
+    @property
+    def std(self) -> float:
+        """The sample standard deviation (divided by n - 1); 0 for a single number."""
+        return math.sqrt(self._squares / (self.count - 1)) if self.count > 1 else 0.0
+
+
+class Labels:
+    """Which of the texts that Episodes record have a share of their own, over a whole run."""
+
+    def __init__(self) -> None:
+        self._own: dict[str, list[str]] = {}
+
+    def label(self, key: str, value: str) -> str:
+        """The text under which a value counts: its own, or `other`."""
+        label = " ".join(value.split())[:_LONGEST_LABEL] or "empty"
+        own = self._own.setdefault(key, [])
+        if label not in own and len(own) < _OWN_SHARES:
+            own.append(label)
+        return label if label in own else "other"
+
+    def own(self, key: str) -> tuple[str, ...]:
+        """Those that have one, in the order in which they came up."""
+        return tuple(self._own.get(key, ()))

@@ -1,0 +1,61 @@
+"""SIGQUIT is answered and ends nothing, whatever the program does at that moment."""
+
+import os
+import signal
+from types import FrameType
+
+import anyio
+import pytest
+
+from loops_cookbook.cli.exits import Terminated
+from loops_cookbook.cli.signals import answering_quit, until_signalled
+
+
+def quit_now() -> None:
+    os.kill(os.getpid(), signal.SIGQUIT)
+
+
+def test_quit_is_answered_with_the_frame_that_runs_each_time() -> None:
+    frames: list[FrameType | None] = []
+    with answering_quit(frames.append):
+        quit_now()
+        quit_now()
+    assert [frame.f_code.co_name for frame in frames if frame] == ["quit_now"] * 2
+
+
+def test_after_the_block_quit_is_what_it_was() -> None:
+    before = signal.getsignal(signal.SIGQUIT)
+    with answering_quit(lambda frame: None):
+        assert signal.getsignal(signal.SIGQUIT) is not before
+    assert signal.getsignal(signal.SIGQUIT) is before
+
+
+def test_an_answer_amid_a_write_to_the_same_stream_is_left_out() -> None:
+    def reentrant(frame: FrameType | None) -> None:
+        raise RuntimeError("reentrant call inside <_io.BufferedWriter name='<stderr>'>")
+
+    with answering_quit(reentrant):
+        quit_now()
+
+
+@pytest.mark.parametrize(
+    ("number", "raised"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, Terminated)]
+)
+def test_work_is_cancelled_once_and_its_release_is_not_cut_by_another_signal(
+    number: signal.Signals, raised: type[BaseException]
+) -> None:
+    released: list[bool] = []
+
+    async def work() -> None:
+        os.kill(os.getpid(), number)
+        try:
+            await anyio.sleep_forever()
+        finally:
+            with anyio.CancelScope(shield=True):
+                os.kill(os.getpid(), number)
+                await anyio.sleep(0.01)
+                released.append(True)
+
+    with pytest.raises(raised):
+        anyio.run(until_signalled, work)
+    assert released == [True]

@@ -1,0 +1,88 @@
+"""Sums over groups that come one by one are those over all of them at once."""
+
+import gc
+import math
+import weakref
+from statistics import fmean, stdev
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loops_cookbook.attempts import Attempt, Discarded, Fate, Group, Rejection
+from loops_cookbook.recipes.tally import Labels, Moments, Tally, fates
+from loops_cookbook.tokens import SampledTokens, Trajectory, Turn, ids_of, logprobs_of
+
+WITHOUT_REWARD = [fate for fate in Fate if fate.kind == "discarded"]
+
+
+def attempt(reward: float | None, *, why: Fate = Fate.FAILED, logprob: float = -0.5) -> Attempt:
+    sampled = SampledTokens(ids_of([5]), logprobs_of([logprob]), "stop")
+    return Attempt(
+        group=0,
+        index=0,
+        task="orders",
+        reward=reward,
+        discarded=None if reward is not None else Discarded(why, "why", "OSError"),
+        trajectory=Trajectory((Turn(ids_of([1, 2]), sampled),)),
+    )
+
+
+def group(*attempts: Attempt) -> Group:
+    return Group(0, "orders", 0, "tasks.jsonl:1", 0, 3, attempts)
+
+
+@pytest.mark.parametrize("why", WITHOUT_REWARD)
+def test_an_attempt_without_a_reward_keeps_its_fate_in_any_group(why: Fate) -> None:
+    lost = attempt(None, why=why)
+    one = group(attempt(1.0), lost)
+
+    assert fates(one, None) == [(one.attempts[0], Fate.TRAINED), (lost, why)]
+    assert fates(one, Rejection("too_few"))[1] == (lost, why)
+    assert fates(one, Rejection("no_variance"))[0][1] == Fate.NO_VARIANCE
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=50))
+def test_moments_are_those_of_all_numbers_at_once(numbers: list[float]) -> None:
+    moments = Moments()
+    for number in numbers:
+        moments.add(number)
+
+    assert moments.mean == pytest.approx(fmean(numbers), rel=1e-9, abs=1e-6)
+    assert moments.std == pytest.approx(stdev(numbers) if len(numbers) > 1 else 0, abs=1e-3)
+    assert (moments.least, moments.most) == (min(numbers), max(numbers))
+
+
+def test_the_entropy_weighs_every_token_the_same() -> None:
+    tally = Tally(Labels())
+    tally.add(group(attempt(1.0, logprob=-1.0), attempt(None, logprob=-2.0)), None)
+    tally.add(group(attempt(0.0, logprob=-6.0)), Rejection("no_variance"))
+
+    assert tally.means()["entropy"] == pytest.approx(3.0)
+
+
+def test_nothing_of_a_group_is_kept() -> None:
+    """A row kept its rejected groups whole, 18 KB each, until its batch was full."""
+    tally = Tally(Labels())
+    one = group(attempt(1.0))
+    ids = weakref.ref(one.attempts[0].trajectory.turns[0].prompt_ids)
+    tally.add(one, Rejection("no_variance"))
+    del one
+    gc.collect()
+
+    assert ids() is None
+
+
+def test_a_tally_of_nothing_has_counts_of_0_and_no_means() -> None:
+    tally = Tally(Labels())
+
+    assert set(tally.counts.values()) == {0}
+    assert tally.rewards() | tally.recorded() | tally.means() == {}
+
+
+def test_means_are_finite_where_logprobs_are_large() -> None:
+    tally = Tally(Labels())
+    tally.add(group(*(attempt(1.0, logprob=float(np.float32(-1e30))) for _ in range(9))), None)
+
+    assert math.isfinite(tally.means()["entropy"])
