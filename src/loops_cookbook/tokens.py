@@ -110,6 +110,11 @@ class Sequence:
         """How many of its tokens the policy sampled."""
         return int(self.is_sampled.sum())
 
+    @property
+    def trained_tokens(self) -> int:
+        """How many of its sampled tokens a position predicts: all but one that stands first."""
+        return int(np.count_nonzero(self.is_sampled[1:]))
+
 
 def sequences(trajectory: Trajectory) -> tuple[Sequence, ...]:
     """Join turns into the fewest rows in which each sampled token stands exactly once.

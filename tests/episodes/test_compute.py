@@ -17,9 +17,22 @@ from types import ModuleType
 
 import anyio
 import pytest
+from pydantic import BaseModel
 
+from loops_cookbook.attempts import Fate
+from loops_cookbook.episodes import Episode, Grading, Sampling, create_runtime
 from loops_cookbook.episodes.compute import Workers
 from loops_cookbook.errors import AttemptFault, EpisodeError
+from loops_cookbook.rollouts.attempt import GroupStart
+from loops_cookbook.rollouts.group import run_group
+from loops_cookbook.rollouts.keeper import open_keeper
+from loops_cookbook.rollouts.limits import Limits
+from loops_cookbook.rollouts.trial import AttemptContext, AttemptRules, SamplingTerms
+from loops_cookbook.runtimes.base import Clocks, RuntimeContext
+from loops_cookbook.runtimes.producers import MAIN, Policy, Producers
+from loops_cookbook.services.base import SampleParams
+from loops_cookbook.tasks import Task
+from loops_cookbook.testing import PlainRenderer, ScriptedSampler
 
 pytestmark = pytest.mark.anyio
 
@@ -180,3 +193,52 @@ anyio.run(main)
     while is_running(pid) and time.monotonic() < deadline:
         time.sleep(0.005)
     assert not is_running(pid)
+
+
+class Question(BaseModel):
+    """A task that holds nothing."""
+
+
+class Computes(Episode[Question, None]):
+    """Its grader computes: for ever where the reply says so."""
+
+    async def run(self, sample: Sampling) -> None:
+        reply = await sample.model.conversation().generate([{"role": "user", "content": "?"}])
+        self.said = reply.content or ""
+
+    async def grade(self, grading: Grading) -> float:
+        await grading.compute(time.sleep, 1000.0 if self.said == "slow" else 0.0)
+        return 1.0
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_grader_that_computes_for_ever_is_killed_and_takes_nobody_with_it() -> None:
+    """A grader's loop without an end held its slot, and with it the whole run."""
+    task = Task[BaseModel](0, "test", Question(), "tasks.jsonl:1")
+    sampler = ScriptedSampler(["quick", "slow", "quick", "quick"])
+    runtime = create_runtime(
+        RuntimeContext(
+            tasks=(task,),
+            options=None,
+            episode_class=Computes,
+            episode_options=None,
+            producers=Producers(Policy(MAIN, sampler, PlainRenderer())),
+            max_seq_len=256,
+        )
+    )
+    limits = Limits(sampling=4, grading=1)
+    clocks = Clocks(rollout_seconds=60, setup_seconds=60, grading_seconds=2, release_seconds=60)
+    async with runtime, open_keeper() as keeper:
+        context = AttemptContext(
+            runtime=runtime,
+            limits=limits,
+            keeper=keeper,
+            rules=AttemptRules(clocks, max_seq_len=256),
+            terms=SamplingTerms(SampleParams(max_tokens=32)),
+        )
+        group = await run_group(context, GroupStart(serial=0, task=task), size=4)
+    (killed,) = (a for a in group.attempts if a.discarded is not None)
+    assert killed.discarded is not None
+    assert (killed.discarded.fate, killed.discarded.exception) == (Fate.UNGRADED, "ClockRanOut")
+    assert [a.reward for a in group.attempts if a is not killed] == [1.0] * 3
+    assert [limit.held for limit in limits.statistics()] == [0, 0, 0]

@@ -40,6 +40,20 @@ def test_rloo_subtracts_the_mean_of_the_others() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rewards", [(1.0, 2.0, 3.0), (0.1, 0.2, 0.3), (1e6, 1e6 + 0.1, 1e6 + 0.2)])
+def test_a_reward_at_the_mean_has_no_advantage_at_all(
+    kind: AdvantageKind, rewards: tuple[float, ...]
+) -> None:
+    """Rounding left 0.2 among 0.1 and 0.3 an advantage of 1e-17, and a datum was sent for it."""
+    low, middle, high = usable(group(*rewards), kind).values
+    assert low < middle == 0 < high
+
+
+def test_a_group_of_tiny_differences_keeps_them() -> None:
+    assert usable(group(0.0, 1e-6, 2e-6)).values == pytest.approx([-1e-6, 0, 1e-6])
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_group_of_equal_rewards_is_rejected(kind: AdvantageKind) -> None:
     assert judge(group(0.5, 0.5, 0.5), advantage=kind) == Rejection("no_variance")
 

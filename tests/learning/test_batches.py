@@ -90,6 +90,13 @@ def test_the_aggregation_is_over_the_whole_batch() -> None:
     assert values == pytest.approx([0.5 / 12] * 4)  # four attempts of three tokens
 
 
+def test_an_attempt_at_the_mean_is_trained_without_a_datum() -> None:
+    (batch,) = Batcher(1, aggregation="token_mean").add(group(0.0, 0.5, 1.0)).batches
+    values = [float(d.advantages[-1]) for d in batch.datums if d.advantages is not None]
+    assert len(batch.attempts) == 3
+    assert values == pytest.approx([-0.5 / 9, 0.5 / 9])  # three attempts of three tokens
+
+
 def test_the_last_batch_is_short_when_the_tasks_run_out() -> None:
     """Groups that were accepted while a rejected one awaited its replacement were dropped."""
     batcher = Batcher(3)

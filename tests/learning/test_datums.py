@@ -1,10 +1,14 @@
+import random
+from collections.abc import Sequence as AbstractSequence
+
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.learning.builders import row
 
 from loops_cookbook.learning.datums import Aggregation, Datum, ScoredAttempt, datums
+from loops_cookbook.learning.losses import cispo, dppo, dro, importance_sampling, ppo
 from loops_cookbook.tokens import SampledTokens, Sequence, Trajectory, Turn, ids_of, logprobs_of
 from loops_cookbook.tokens import sequences as join
 
@@ -44,6 +48,16 @@ def test_attempt_mean_weighs_attempts_alike() -> None:
     attempts = [ScoredAttempt((row(2, 3),), 1.0), ScoredAttempt((row(2, 5), row(2, 2)), -1.0)]
     made = datums(attempts, "attempt_mean")
     assert weights(made) == pytest.approx([1 / 2, -5 / 14, -2 / 14])
+
+
+def test_an_attempt_at_the_mean_is_not_sent_and_counts_in_every_mean() -> None:
+    """A row without any advantage was sent, and only one of divisor and metric counted it."""
+    others = [ScoredAttempt((row(2, 3),), 1.0), ScoredAttempt((row(2, 5),), -1.0)]
+    at_the_mean = ScoredAttempt((row(2, 4), row(2, 4)), 0.0)
+    attempts = [others[0], at_the_mean, others[1]]
+    assert weights(datums(attempts, "sum")) == [3, -5]
+    assert weights(datums(attempts, "token_mean")) == pytest.approx([3 / 16, -5 / 16])
+    assert weights(datums(attempts, "attempt_mean")) == pytest.approx([1 / 3, -1 / 3])
 
 
 def test_no_attempts_make_no_datums() -> None:
@@ -88,22 +102,81 @@ def weights(made: tuple[Datum, ...]) -> list[float]:
     ]
 
 
-sampled_per_turn = st.lists(st.integers(1, 5), min_size=1, max_size=8)
+@st.composite
+def trajectories(draw: st.DrawFn) -> Trajectory:
+    """Turns that go on with the one before, begin anew, or go on from an earlier one."""
+    ids = st.lists(st.integers(0, 3), min_size=1, max_size=4)
+    turns: list[Turn] = []
+    said = 0
+    for _ in range(draw(st.integers(1, 6))):
+        prompt = draw(ids)
+        if turns and draw(st.integers(0, 3)):
+            before = draw(st.sampled_from([turns[-1], turns[-1], *turns]))
+            prompt = [*before.prompt_ids.tolist(), *before.sampled.ids.tolist(), *prompt]
+        sampled = draw(ids)
+        # Every sampled token has a logprob of its own, by which it is told from the others.
+        logprobs = [-(said + k + 1) / 64 for k in range(len(sampled))]
+        said += len(sampled)
+        tokens = SampledTokens(ids_of(sampled), logprobs_of(logprobs), "stop")
+        turns.append(Turn(ids_of(prompt), tokens))
+    return Trajectory(tuple(turns))
 
 
+def trainer_logprobs(datum: Datum) -> list[float]:
+    """A policy whose logprob of a token follows from the ids before it, and from nothing else."""
+    ids = [*datum.input_ids.tolist(), int(datum.target_ids[-1])]
+    return [-random.Random(str(ids[: k + 2])).uniform(0.01, 2) for k in range(len(ids) - 1)]
+
+
+def gradients(attempt: int, made: AbstractSequence[Datum], loss: str) -> dict[object, float]:
+    """What the loss asks of each sampled token of an attempt; prompt tokens must ask nothing."""
+    function = {"cispo": cispo, "ppo": ppo, "dro": dro, "dppo": dppo}.get(loss, importance_sampling)
+    found: dict[object, float] = {}
+    for datum in made:
+        assert datum.logprobs is not None
+        assert datum.advantages is not None
+        value = function(trainer_logprobs(datum), datum.logprobs, datum.advantages)
+        for told, slope in zip(datum.logprobs.tolist(), value.gradient.tolist(), strict=True):
+            assert told != 0 or slope == 0
+            if told != 0:
+                assert (attempt, told) not in found
+                found[attempt, told] = slope
+    return found
+
+
+@settings(deadline=None)
 @given(
-    attempts=st.lists(st.tuples(sampled_per_turn, st.floats(-2, 2)), min_size=1, max_size=4),
+    attempts=st.lists(st.tuples(trajectories(), st.sampled_from([-1.5, 0, 0.25, 1])), max_size=4),
     aggregation=st.sampled_from(["sum", "token_mean", "attempt_mean"]),
+    loss=st.sampled_from(["cispo", "ppo", "importance_sampling", "dro", "dppo"]),
 )
-def test_an_attempt_weighs_the_same_whether_its_turns_merged_or_not(
-    attempts: list[tuple[list[int], float]], aggregation: Aggregation
+def test_each_token_has_the_same_gradient_whether_turns_merged_or_not(
+    attempts: list[tuple[Trajectory, float]], aggregation: Aggregation, loss: str
 ) -> None:
     """An agent of twelve turns weighed twelve times as much where its turns were rows."""
-    merged = [ScoredAttempt((row(2, sum(turns)),), value) for turns, value in attempts]
-    split = [ScoredAttempt(tuple(row(2, n) for n in turns), value) for turns, value in attempts]
-    assert sum(weights(datums(merged, aggregation))) == pytest.approx(
-        sum(weights(datums(split, aggregation))), abs=1e-9
-    )
+    merged = [ScoredAttempt(join(t), advantage) for t, advantage in attempts]
+    split = [
+        ScoredAttempt(tuple(join(Trajectory((turn,)))[0] for turn in t.turns), advantage)
+        for t, advantage in attempts
+    ]
+    found = [of_each_token(way, aggregation, loss) for way in (merged, split)]
+    assert found[0] == pytest.approx(found[1], rel=1e-5)
+    sampled = sum(t.sampled_tokens for t, advantage in attempts if advantage)
+    assert len(found[0]) == sampled
+
+
+def of_each_token(
+    attempts: list[ScoredAttempt], aggregation: Aggregation, loss: str
+) -> dict[object, float]:
+    """The gradient by attempt and token, over the whole batch."""
+    made = iter(datums(attempts, aggregation))
+    found: dict[object, float] = {}
+    for index, attempt in enumerate(attempts):
+        if attempt.advantage:
+            own = [next(made) for _ in attempt.sequences]
+            found |= gradients(index, own, loss)
+    assert next(made, None) is None
+    return found
 
 
 @given(

@@ -111,6 +111,18 @@ def test_the_embedded_trainer_knows_the_temperature(pattern: str) -> None:
     assert not any("temperature" in warning for warning in warnings_of(plan, {}))
 
 
+@pytest.mark.parametrize(
+    ("settings", "warned"),
+    [("temperature=0.0", True), ("temperature=0.0, attempts=1", False), ("attempts=4", False)],
+)
+def test_a_greedy_set_of_several_attempts_is_named(make_plan, settings: str, warned: bool) -> None:
+    """Four greedy attempts at each task cost four times as much and nobody was told."""
+    plan = make_plan(f'evaluation.sets.held={{tasks="tasks.jsonl", {settings}}}')
+    told = [w for w in warnings_of(plan, {}) if w.startswith("evaluation.sets.held: temperature 0")]
+    assert bool(told) == warned
+    assert all("set attempts = 1," in warning for warning in told)
+
+
 def test_tasks_that_are_also_trained_on_are_named(make_plan, project: Path) -> None:
     (project / "held.jsonl").write_text(
         '{"name": "ant", "word": "ant"}\n{"name": "new", "word": "new"}\n'

@@ -204,6 +204,20 @@ def test_tokens_are_counted_over_all_groups_of_the_row_and_trained_ones_in_the_b
     assert row["entropy"] == 1.0
 
 
+def test_tokens_of_an_attempt_at_the_mean_are_trained_though_no_datum_is_sent() -> None:
+    """`token_mean` divided by them and `tokens/trained` left them out."""
+    made = facts(group(0.0, 0.5, 1.0))
+    row = RunMetrics().update(
+        replace(
+            made,
+            datums=[made.datums[0], made.datums[2]],
+            result=replace(made.result, logprobs=made.result.logprobs[::2]),
+        )
+    )
+
+    assert row["tokens/trained"] == 6
+
+
 @pytest.mark.parametrize(("limit", "clipped"), [(0.4, 1), (0.5, 0), (0.0, 0)])
 def test_a_gradient_is_clipped_when_its_norm_is_over_the_limit(limit: float, clipped: int) -> None:
     made = replace(facts(group(0.0, 1.0)), adam=AdamParams(1e-4, grad_clip_norm=limit))

@@ -1,9 +1,13 @@
 import asyncio
+from typing import Any
 
 import anyio
 import pytest
+from pydantic import BaseModel
 
+from loops_cookbook.episodes import Episode, Grading, Sampling
 from loops_cookbook.rollouts.faults import StrayCancellation, caught, told
+from loops_cookbook.testing import attempt
 
 pytestmark = pytest.mark.anyio
 
@@ -71,3 +75,23 @@ async def test_a_fault_is_told_in_one_line_with_its_place() -> None:
     assert isinstance(fault, LookupError)
     assert told("grading", fault).startswith("grading: LookupError: no such file (")
     assert told("grading", fault).endswith("in fail)")
+
+
+class AnyTask(BaseModel):
+    pass
+
+
+class Lists(Episode[AnyTask, None]):
+    async def run(self, sample: Sampling) -> Any:
+        await sample.model.conversation().generate([{"role": "user", "content": "hello"}])
+        return [1]
+
+    async def grade(self, grading: Grading) -> float:
+        return 1.0
+
+
+async def test_our_own_word_on_what_a_run_returned_has_no_line_of_ours() -> None:
+    """`Wild.run() returned [1]` was followed by a line of this package."""
+    tried = await attempt(Lists, AnyTask(), replies=["hi"])
+    assert tried.detail.startswith("run: EpisodeError: Lists.run() returned [1]: ")
+    assert tried.detail.endswith(" or nothing")

@@ -129,6 +129,18 @@ async def test_a_grader_that_always_outlasts_its_clock_gives_nothing() -> None:
 
 
 @pytest.mark.anyio
+async def test_a_number_that_comes_after_the_clock_is_none() -> None:
+    """A grader that took no notice of the cut got its reward counted."""
+
+    async def late() -> object:
+        with anyio.CancelScope(shield=True):
+            await anyio.sleep(11)
+        return 1.0
+
+    assert isinstance(await graded(late, accept, new_slots(), tries=2), ClockRanOut)
+
+
+@pytest.mark.anyio
 @pytest.mark.parametrize("final", [Discard("drop"), EngineDied("gone")], ids=["discard", "engine"])
 async def test_some_faults_are_final(final: Exception) -> None:
     assert await graded(Grader(final, 1.0), accept, new_slots(), tries=2) is final

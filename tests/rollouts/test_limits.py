@@ -1,7 +1,11 @@
 import contextlib
+from itertools import pairwise
 
 import anyio
 import pytest
+import trio
+from anyio.lowlevel import checkpoint
+from trio.testing import MockClock
 
 from loops_cookbook.errors import Discard
 from loops_cookbook.rollouts.keeper import HardDeadline
@@ -97,6 +101,52 @@ async def test_a_block_that_keeps_the_cut_to_itself_was_cut_all_the_same() -> No
         with contextlib.suppress(anyio.get_cancelled_exc_class()):
             await anyio.sleep_forever()
     assert slot.timed_out
+
+
+async def test_a_block_that_nothing_could_cut_in_time_was_late_all_the_same() -> None:
+    """A clock that ran out while the event loop was held was not seen to have run out."""
+    slot = slot_of(Limit("sampling", 1), 5)
+    async with slot:
+        clock = trio.lowlevel.current_clock()
+        assert isinstance(clock, MockClock)
+        clock.jump(6)  # as code does that computes and never awaits
+    assert slot.timed_out
+
+
+async def test_while_graders_compute_everything_else_gets_its_turn() -> None:
+    """Graders of 10 ms for 512 attempts that were answered at once held the loop for 5 s."""
+    limits = Limits(sampling=64, grading=64)
+    clock = trio.lowlevel.current_clock()
+    assert isinstance(clock, MockClock)
+    turns: list[float] = []
+    graded = 0
+
+    async def grade() -> None:
+        nonlocal graded
+        async with slot_of(limits.grading):
+            clock.jump(0.006)  # as code does that computes and never awaits
+            graded += 1
+
+    async def beat() -> None:
+        while graded < 200:
+            turns.append(anyio.current_time())
+            await checkpoint()
+
+    async with anyio.create_task_group() as group:
+        for _ in range(200):
+            group.start_soon(grade)
+        group.start_soon(beat)
+    assert graded == 200
+    assert max(after - before for before, after in pairwise(turns)) < 0.05
+
+
+async def test_graders_that_are_quick_need_not_wait_for_one_another() -> None:
+    limits = Limits(sampling=64, grading=64)
+    slots = [slot_of(limits.grading) for _ in range(64)]
+    async with contextlib.AsyncExitStack() as stack:
+        for slot in slots:
+            await stack.enter_async_context(slot)
+    assert [slot.waited for slot in slots] == [0.0] * 64
 
 
 async def test_cancellation_from_outside_passes_and_makes_room() -> None:

@@ -14,6 +14,7 @@ from trio.testing import MockClock
 
 from loops_cookbook.errors import EngineDied, ServiceRefused, ServiceUnavailable
 from loops_cookbook.services.transport import (
+    TIMEOUTS,
     Accept,
     Answer,
     GiveUp,
@@ -59,6 +60,12 @@ class Script:
 
 def steady(seconds: float = 600.0) -> Patience:
     return Patience(seconds, chance=lambda: 0.0)
+
+
+def test_no_clock_of_the_client_cuts_a_sample_that_is_under_way() -> None:
+    """A call that was silent for ten minutes was cut by its client, and sent again."""
+    timeout = TIMEOUTS["sample"]
+    assert (timeout.read, timeout.write) == (None, None)
 
 
 class TestDecide:

@@ -10,6 +10,8 @@ from typing import NoReturn
 import anyio
 import typer
 
+from loops_cookbook.cli.collector import collecting_seldom
+from loops_cookbook.cli.descriptors import allow_open_files
 from loops_cookbook.cli.exits import INTERRUPTED, say
 from loops_cookbook.cli.logs import logs_noted
 from loops_cookbook.cli.options import (
@@ -64,7 +66,9 @@ def run(
     typer.echo(f"run: {folder.root}", err=True)
     typer.echo(f"config: {loaded.path}", err=True)
     typer.echo("policy: lasts as long as the run; this version saves no checkpoints", err=True)
-    _carry_out(plan, folder, warnings_of(plan, os.environ))
+    too_few = allow_open_files(plan.config.sampling_slots)
+    warnings = warnings_of(plan, os.environ)
+    _carry_out(plan, folder, [*warnings, *([too_few] if too_few else [])])
 
 
 def _carry_out(plan: Plan, folder: RunFolder, warnings: Sequence[str]) -> None:
@@ -105,7 +109,8 @@ def _carry_out(plan: Plan, folder: RunFolder, warnings: Sequence[str]) -> None:
                     await run_rl(ready, opener, recorder, row, around)
 
             try:
-                anyio.run(until_signalled, work)
+                with collecting_seldom():
+                    anyio.run(until_signalled, work)
             finally:
                 keep_closing()
 

@@ -19,6 +19,7 @@ import anyio.abc
 import typer
 from anyio.streams.buffered import BufferedByteReceiveStream
 
+from loops_cookbook.cli.descriptors import allow_open_files
 from loops_cookbook.cli.options import DebugOption
 from loops_cookbook.cli.signals import until_signalled
 from loops_cookbook.config.environment import read_environment
@@ -112,6 +113,7 @@ def serve(
         dtype=dtype,
         threads=threads,
     )
+    allow_open_files()
     command = [*options.command(), f"--host={host}", f"--port={port}"]
     announce = partial(_announce, options, api_key_env)
     statuses: list[int] = []

@@ -62,14 +62,9 @@ class EpisodeRuntime:
                 'config names none: set class = "module:MyEpisode" in [episode]'
             )
         self._context = context
-        self._declared = declared(context.episode_class)
+        self._declared = says = declared(context.episode_class)
         self._workers = Workers()
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """What the Episode class declares."""
-        says = self._declared
-        return Capabilities(
+        self._capabilities = Capabilities(
             model_access=says.model_access,
             model_access_from=says.model_access_from,
             acquires=("sampling",),
@@ -79,6 +74,11 @@ class EpisodeRuntime:
             grades_groups=says.grades_groups,
             rollout_seconds=says.rollout_seconds + NOTICE_SECONDS,
         )
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the Episode class declares."""
+        return self._capabilities
 
     async def __aenter__(self) -> Self:
         await self._workers.__aenter__()

@@ -14,6 +14,10 @@ import numpy.typing as npt
 
 from loops_cookbook.attempts import Group, Rejection
 
+_AT_THE_MEAN = 1e-9
+"""Of a group's range of rewards: what lies no further from the mean is at the mean, where rounding
+would leave an advantage of 1e-17."""
+
 AdvantageKind: TypeAlias = Literal["mean", "mean_std", "rloo"]
 """What is made of a reward beside its group's others; see `judge`."""
 
@@ -34,7 +38,8 @@ def judge(
     """Compare a group's rewards, or say why the group teaches nothing.
 
     `mean` subtracts the group's mean from each reward. `mean_std` also divides by the sample
-    standard deviation. `rloo` subtracts the mean of the other rewards instead.
+    standard deviation. `rloo` subtracts the mean of the other rewards instead. A reward at the
+    group's mean has an advantage of exactly 0 in each.
 
     Args:
         group: attempts at one task under one policy.
@@ -52,6 +57,7 @@ def judge(
     if rewards.max() - rewards.min() <= tolerance:
         return Rejection("no_variance")
     values = rewards - rewards.mean()
+    values[np.abs(values) <= _AT_THE_MEAN * np.ptp(rewards)] = 0.0
     if advantage == "mean_std":
         values /= rewards.std(ddof=1)
     elif advantage == "rloo":

@@ -45,7 +45,7 @@ class Batch:
     groups: tuple[JudgedGroup, ...]
     """The usable groups, in starting order."""
     datums: tuple[Datum, ...]
-    """One for each sequence of `attempts`, in their order."""
+    """One for each sequence of `attempts`, in their order; none where the advantage is 0."""
     attempts: tuple[Attempt, ...]
     """The attempts that are trained: group after group, by index."""
 

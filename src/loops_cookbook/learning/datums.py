@@ -3,6 +3,10 @@
 Position k of a datum predicts `target_ids[k]`, so a sequence of N tokens gives a datum of
 N - 1 positions. Prompt and observation positions have advantage 0 and logprob 0: they are
 context, never trained. Every stream of a datum has the same length, checked where it is made.
+
+The trained tokens of a batch are those that the policy sampled in the attempts it trains on. An
+attempt whose advantage is 0 is one of them, and so it counts in every mean; but no loss has a
+gradient there, so no datum is made of it.
 """
 
 from collections.abc import Sequence as AbstractSequence
@@ -59,7 +63,7 @@ class ScoredAttempt:
     @property
     def trained_tokens(self) -> int:
         """Tokens that a position can predict and the policy sampled, over all its rows."""
-        return sum(_trained_tokens(sequence) for sequence in self.sequences)
+        return sum(sequence.trained_tokens for sequence in self.sequences)
 
 
 def datums(
@@ -71,25 +75,25 @@ def datums(
     tokens. `attempt_mean` divides each attempt's by its own trained tokens, then by the number
     of attempts; so an attempt weighs the same whether its turns merged into one row or not.
 
+    Returns:
+        One for each sequence of the attempts with an advantage other than 0, in their order.
+
     Raises:
         ValueError: a row has no sampled token to train.
     """
-    if any(_trained_tokens(s) == 0 for attempt in attempts for s in attempt.sequences):
+    counts = [[sequence.trained_tokens for sequence in each.sequences] for each in attempts]
+    if any(count == 0 for of_attempt in counts for count in of_attempt):
         raise ValueError("a sequence without a sampled token after its first has nothing to train")
-    total = sum(attempt.trained_tokens for attempt in attempts)
+    own = [sum(of_attempt) for of_attempt in counts]
+    total = sum(own)
     made: list[Datum] = []
-    for attempt in attempts:
-        divisor = {
-            "sum": 1,
-            "token_mean": total,
-            "attempt_mean": attempt.trained_tokens * len(attempts),
-        }[aggregation]
-        made.extend(_datum(s, attempt.advantage / divisor) for s in attempt.sequences)
+    for attempt, tokens in zip(attempts, own, strict=True):
+        if attempt.advantage == 0:
+            continue
+        divisor = {"sum": 1, "token_mean": total, "attempt_mean": tokens * len(attempts)}
+        scaled = attempt.advantage / divisor[aggregation]
+        made.extend(_datum(sequence, scaled) for sequence in attempt.sequences)
     return tuple(made)
-
-
-def _trained_tokens(sequence: Sequence) -> int:
-    return int(np.count_nonzero(sequence.is_sampled[1:]))
 
 
 def _datum(sequence: Sequence, advantage: float) -> Datum:

@@ -119,6 +119,7 @@ def warnings_of(plan: Plan, values: Mapping[str, str]) -> tuple[str, ...]:
         *plan.detection.warnings,
         *_mode_warnings(plan),
         *_bias_warnings(plan),
+        *_greedy_warnings(plan),
         *_task_warnings(plan),
         *plan.environment.warnings(),
     )
@@ -166,6 +167,17 @@ def _bias_warnings(plan: Plan) -> list[str]:
         f"{key}: tokens are drawn from another distribution than the trainer scores them under, "
         "which biases the ratio of every update; remove it, or know that you want it"
         for key in found
+    ]
+
+
+def _greedy_warnings(plan: Plan) -> list[str]:
+    """Sets whose attempts at a task would all be the same."""
+    return [
+        f"evaluation.sets.{held_out.name}: temperature 0 draws the same reply to the same prompt, "
+        f"so its {held_out.attempts} attempts at a task (attempts) tell no more than one; set "
+        "attempts = 1, or a temperature above 0"
+        for held_out in plan.sets
+        if held_out.params.temperature == 0 and held_out.attempts > 1
     ]
 
 

@@ -57,14 +57,22 @@ METRICS: tuple[tuple[str, str], ...] = (
     ),
     ("tokens/prompt", "prompt tokens sent over all turns"),
     ("tokens/sampled", "tokens that the policy sampled"),
-    ("tokens/trained", "tokens in the batch with an advantage other than 0"),
+    (
+        "tokens/trained",
+        "tokens that the policy sampled in the attempts that the update trained on: what "
+        "`token_mean` divides by",
+    ),
     ("tokens/sequences_per_attempt", "mean number of token rows that a trained attempt became"),
     ("policy/version", "policy version that the update published"),
     ("policy/staleness_mean", "mean over the trained groups of the updates since they started"),
     ("policy/staleness_max", "the most of the same"),
-    ("kl/sample_train_k1", "mean of d over the trained tokens: d = sampler - trainer logprob"),
-    ("kl/sample_train_k2", "mean of d**2 / 2 over the trained tokens"),
-    ("kl/sample_train_k3", "mean of exp(-d) - 1 + d over the trained tokens"),
+    (
+        "kl/sample_train_k1",
+        "mean of d over the trained tokens with an advantage other than 0, which alone are sent: "
+        "d = sampler - trainer logprob",
+    ),
+    ("kl/sample_train_k2", "mean of d**2 / 2 over the same tokens"),
+    ("kl/sample_train_k3", "mean of exp(-d) - 1 + d over the same tokens"),
     ("entropy", "minus the mean logprob of the sampled tokens: an estimate, in nats"),
     ("loss", "loss of the batch, in the units of the configured loss"),
     ("grad_norm", "norm of the gradient before clipping, where the trainer tells it"),
@@ -135,7 +143,8 @@ class RunMetrics:
         tally, self._tally = self._tally, Tally(self._labels)
         for group in facts.trained:
             tally.add(group, None)
-        counts = tally.counts | {"tokens/trained": sum(d.trained_tokens for d in facts.datums)}
+        rows = (r for group in facts.trained for a in group.graded for r in a.sequences)
+        counts = tally.counts | {"tokens/trained": sum(row.trained_tokens for row in rows)}
         started = facts.attempts_started - self._started
         self._started = facts.attempts_started
         self._totals.update(counts)

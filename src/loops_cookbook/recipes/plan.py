@@ -8,7 +8,6 @@ out, so what check accepts is what runs.
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, cast
 
 from anyio import CapacityLimiter
@@ -31,6 +30,7 @@ from loops_cookbook.renderers.detect import Detection, detect
 from loops_cookbook.runtimes.base import Capabilities, Clocks, Runtime, RuntimeContext
 from loops_cookbook.runtimes.producers import MAIN, Policy, Producer, Producers
 from loops_cookbook.services.base import SampleParams, Sampler
+from loops_cookbook.services.checked import CheckedSampler
 from loops_cookbook.tasks import Task, load_tasks
 
 RuntimeFactory = Callable[[RuntimeContext], Runtime]
@@ -78,6 +78,8 @@ class Plan:
     model: ModelSource
     model_limit: int | None
     """The longest sequence that a local model takes; None where only its service can say."""
+    vocabulary: int | None
+    """One more than the highest token id of a local model; None likewise."""
     code: UserCode
     tasks: Tasks
     sets: tuple[PlannedSet, ...]
@@ -113,7 +115,8 @@ class Plan:
         self, sampler: Sampler, renderer: Renderer, limiter: CapacityLimiter | None = None
     ) -> Runtime:
         """The runtime over a policy that is really served."""
-        producers = Producers(Policy(MAIN, sampler, renderer, limiter), self.others)
+        checked = CheckedSampler(sampler, vocabulary=self.vocabulary)
+        producers = Producers(Policy(MAIN, checked, renderer, limiter), self.others)
         return self.code.create_runtime(_context(self.config, self.tasks, self.code, producers))
 
 
@@ -141,7 +144,8 @@ def plan_run(
         environment=values,
         model_is_here=model.directory is not None,
     )
-    limit = None if chosen.is_own else _model_limit(config, model, chosen)
+    says = _model_config(config, model, chosen)
+    limit = _model_limit(config, model, says)
     code = _user_code(loaded)
     tasks = load_tasks(loaded.beside(config.episode.tasks), code.task_model)
     sets = tuple(
@@ -164,6 +168,7 @@ def plan_run(
         scope=chosen,
         model=model,
         model_limit=limit,
+        vocabulary=_whole_number(says, "vocab_size"),
         code=code,
         tasks=tasks,
         sets=sets,
@@ -200,15 +205,17 @@ class _NotLaunched:
         )
 
 
-def _model_limit(config: RLConfig, model: ModelSource, scope: Chosen) -> int | None:
-    """The longest sequence of a local model, checked against the config's."""
+def _model_config(config: RLConfig, model: ModelSource, scope: Chosen) -> Mapping[str, object]:
+    """What a local model says of itself; nothing of one that a service has."""
+    if scope.is_own:
+        return {}
     if not scope.is_local:
         if config.model.lora_rank == 0:
             raise ConfigError(
                 "model.lora_rank: found 0 (every weight), which only the embedded engine trains; "
                 "use 1 or more"
             )
-        return None
+        return {}
     if model.directory is None:
         raise ModelError(
             f"model.name: the embedded engine needs a folder, and {model.name!r} is a hub id; "
@@ -219,8 +226,21 @@ def _model_limit(config: RLConfig, model: ModelSource, scope: Chosen) -> int | N
             f"model.name: {model.directory} holds a config.json and no weights "
             f"({', '.join(_WEIGHTS)}); name a folder that has both"
         )
-    limit = _longest(model.directory / "config.json")
-    wanted = config.model.max_seq_len
+    path = model.directory / "config.json"
+    try:
+        raw = cast(object, json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path}: cannot be read as a model's config: {error}") from error
+    if not isinstance(raw, dict):
+        raise ModelError(f"{path}: is not a model's config: it must hold a JSON object")
+    says = cast(dict[str, object], raw)
+    inner = says.get("text_config")  # where a model that also sees has the same keys
+    return {**cast(dict[str, object], inner), **says} if isinstance(inner, dict) else says
+
+
+def _model_limit(config: RLConfig, model: ModelSource, says: Mapping[str, object]) -> int | None:
+    """The longest sequence of a local model, checked against the config's."""
+    limit, wanted = _whole_number(says, "max_position_embeddings"), config.model.max_seq_len
     if limit is not None and wanted > limit:
         raise ConfigError(
             f"model.max_seq_len: found {wanted}, but {model.name} takes sequences up to {limit}; "
@@ -229,15 +249,9 @@ def _model_limit(config: RLConfig, model: ModelSource, scope: Chosen) -> int | N
     return limit
 
 
-def _longest(config: Path) -> int | None:
-    try:
-        raw = cast(object, json.loads(config.read_text(encoding="utf-8")))
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{config}: cannot be read as a model's config: {error}") from error
-    if not isinstance(raw, dict):
-        raise ModelError(f"{config}: is not a model's config: it must hold a JSON object")
-    longest = cast(dict[str, object], raw).get("max_position_embeddings")
-    return longest if isinstance(longest, int) else None
+def _whole_number(says: Mapping[str, object], key: str) -> int | None:
+    value = says.get(key)
+    return value if isinstance(value, int) else None
 
 
 def _user_code(loaded: LoadedConfig) -> UserCode:

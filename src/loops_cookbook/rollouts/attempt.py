@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import anyio
 from pydantic import BaseModel
 
-from loops_cookbook.attempts import Attempt, Discarded, Fate, Flags
+from loops_cookbook.attempts import Attempt, Discarded, Fate, Flags, Timing
 from loops_cookbook.rollouts.order import CallSeeds
 from loops_cookbook.rollouts.trial import AttemptContext, Trial
 from loops_cookbook.runtimes.base import Lease, Place
@@ -132,9 +132,18 @@ def _attempt(
         sequences=fitting,
         metadata=recorded.metadata,
         calls=recorded.calls,
-        timing=replace(last.timing, waiting=sum(trial.timing.waiting for trial in trials)),
+        timing=_timing(trials),
         started_at=trials[0].started_at,
     )
+
+
+def _timing(trials: list[Trial]) -> Timing:
+    """That of the last try, with the waits of them all."""
+    *earlier, last = trials
+    if not earlier:
+        return last.timing
+    waited = sum(trial.timing.waiting for trial in earlier)
+    return replace(last.timing, waiting=last.timing.waiting + waited)
 
 
 def _fits(row: Sequence, max_seq_len: int | None) -> bool:

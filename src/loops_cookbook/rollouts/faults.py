@@ -12,7 +12,7 @@ from typing import TypeVar, cast
 
 import anyio
 
-from loops_cookbook.errors import ClockRanOut, GradeError
+from loops_cookbook.errors import LoopsError
 from loops_cookbook.problems import one_line
 from loops_cookbook.rollouts.frames import raised_at
 
@@ -45,8 +45,8 @@ async def caught(step: Callable[[], Awaitable[T]]) -> T | Exception:
 def told(phase: str, error: Exception) -> str:
     """One line for people: what was raised, and where."""
     text = one_line(str(error))
-    # Our own word on a grader's value: where we say it helps nobody.
-    where = None if isinstance(error, GradeError | ClockRanOut) else raised_at(error)
+    # Our own word on what a user's code did: where we say it helps nobody.
+    where = raised_at(error, by_a_user=isinstance(error, LoopsError))
     what = f"{phase}: {type(error).__name__}" + (f": {text}" if text else "")
     return what + (f" ({where})" if where else "")
 

@@ -19,9 +19,17 @@ _FOLDERS = ("stdlib", "platstdlib", "purelib", "platlib", "scripts")
 _INSTALLED = tuple({sysconfig.get_path(name) + os.sep for name in _FOLDERS})
 
 
-def raised_at(error: BaseException) -> str | None:
-    """Where an exception was raised, as `file:line in function`."""
-    return _users(reversed(list(_of_traceback(error.__traceback__))))
+def raised_at(error: BaseException, *, by_a_user: bool = False) -> str | None:
+    """Where an exception was raised, as `file:line in function`.
+
+    Args:
+        error: it.
+        by_a_user: None where no line of a user's code has part in it.
+    """
+    stack = list(reversed(list(_of_traceback(error.__traceback__))))
+    if by_a_user:
+        stack = [frame for frame in stack if _is_users(frame[0].co_filename)]
+    return _users(stack)
 
 
 def waits_at(coroutine: object) -> str | None:

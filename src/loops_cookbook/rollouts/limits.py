@@ -5,9 +5,14 @@ that are set up, or being set up, while no sampling slot is free: a try takes a 
 setup and gives it back when it leaves the sampling slot, and there are `sampling + start_ahead`
 places. A `PhaseSlot` is one stay in a phase and carries its clock, which starts with the slot, so
 that waiting for room costs a try nothing.
+
+Many graders compute without awaiting, and when a policy answers a whole batch at once, hundreds of
+them would run before anything else could. So in each turn of the event loop graders are let in for
+`TURN_SECONDS`; the others come in one by one, each in a turn of its own.
 """
 
 import logging
+import math
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self, TypeAlias, cast
@@ -19,6 +24,9 @@ from loops_cookbook.errors import Discard
 from loops_cookbook.rollouts.keeper import HardDeadline
 
 logger = logging.getLogger(__name__)
+
+TURN_SECONDS = 0.01
+"""How long graders may compute before everything else gets its turn."""
 
 ExitArguments: TypeAlias = tuple[
     type[BaseException] | None, BaseException | None, TracebackType | None
@@ -36,24 +44,44 @@ class LimitStatistics:
 
 
 class Limit:
-    """Room in one phase, by its name."""
+    """Room in one phase, by its name.
 
-    def __init__(self, name: str, total: int) -> None:
+    Args:
+        name: of the phase.
+        total: how many it takes.
+        takes_turns: whether those that come in are held back while they hold up the event loop.
+    """
+
+    def __init__(self, name: str, total: int, *, takes_turns: bool = False) -> None:
         self.name = name
         self._total = total
         self._limiter = anyio.CapacityLimiter(total)
+        self._takes_turns = takes_turns
+        self._door = anyio.Lock()
+        """One of those that are held back goes through it a turn."""
+        self._turn_ends = -math.inf
 
     async def take(self, holder: object, hard: HardDeadline) -> float:
         """Wait for room and take it; how many seconds that took. They do not count for `hard`."""
         await checkpoint_if_cancelled()
+        began = anyio.current_time()
+        is_held_back = self._takes_turns and (began > self._turn_ends or self._door.locked())
+        if not is_held_back and self._took(holder):
+            return 0.0
+        with hard.standing_still():
+            if is_held_back:
+                async with self._door:  # whoever waits for it comes in a turn later
+                    self._turn_ends = anyio.current_time() + TURN_SECONDS
+            if not self._took(holder):
+                await self._limiter.acquire_on_behalf_of(holder)
+        return anyio.current_time() - began
+
+    def _took(self, holder: object) -> bool:
         try:
             self._limiter.acquire_on_behalf_of_nowait(holder)
         except anyio.WouldBlock:
-            began = anyio.current_time()
-            with hard.standing_still():
-                await self._limiter.acquire_on_behalf_of(holder)
-            return anyio.current_time() - began
-        return 0.0
+            return False
+        return True
 
     def give_back(self, holder: object) -> None:
         """Make room again."""
@@ -133,9 +161,11 @@ class PhaseSlot:
     async def __aexit__(self, *exc: object) -> bool:
         kind, error, traceback = cast(ExitArguments, exc)
         assert self._began is not None
-        self.used = anyio.current_time() - self._began
-        # Not `cancelled_caught`: a block may take the cut for itself and end as if nothing was.
-        self.timed_out = self._scope.cancel_called
+        now = anyio.current_time()
+        self.used = now - self._began
+        # Not `cancelled_caught`: a block may take the cut for itself and end as if nothing was, or
+        # hold the event loop so that nothing could cut it.
+        self.timed_out = self._scope.cancel_called or now >= self._scope.deadline
         self.give_back()
         if self._scope.__exit__(kind, error, traceback):
             return True
@@ -162,7 +192,7 @@ class Limits:
     def __init__(self, sampling: int, grading: int, start_ahead: int = 0) -> None:
         self.starting = Limit("starting", sampling + start_ahead)
         self.sampling = Limit("sampling", sampling)
-        self.grading = Limit("grading", grading)
+        self.grading = Limit("grading", grading, takes_turns=True)
 
     def statistics(self) -> tuple[LimitStatistics, ...]:
         """How full each phase is now."""

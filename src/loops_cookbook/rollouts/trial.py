@@ -116,11 +116,15 @@ class Trial:
     @property
     def timing(self) -> Timing:
         """Seconds in each phase."""
+        grading = waiting = 0.0
+        for slot in self._grading:
+            grading += slot.used
+            waiting += slot.waited
         return Timing(
             setup=self._setup_seconds,
             sampling=self._sampling.used,
-            grading=sum(slot.used for slot in self._grading),
-            waiting=sum(room.waited for room in (self._start, self._sampling, *self._grading)),
+            grading=grading,
+            waiting=waiting + self._start.waited + self._sampling.waited,
         )
 
     async def live(self) -> None:

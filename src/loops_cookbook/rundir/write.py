@@ -6,6 +6,7 @@ live, nothing is read here.
 """
 
 import json
+import os
 import platform
 import time
 from collections import Counter
@@ -64,10 +65,12 @@ class RunWriter:
         self._run: RunRow | None = None
         self._transcripts: dict[tuple[str, int, int], str] = {}
         """Their names by purpose, group and attempt, until a row tells them."""
+        self._taken: set[str] = set()
+        """The name of every transcript there is."""
         self._evaluated: Counter[str] = Counter()
         """How many evaluations of each set are complete."""
-        self._update = 0
-        """The last one that has a row."""
+        self._update: int | None = None
+        """The last one that has a row here."""
         self._open = ExitStack()
 
     def __enter__(self) -> Self:
@@ -85,6 +88,7 @@ class RunWriter:
             self._log = opened.enter_context(self._folder.log.open("ab", buffering=0))
             rows = read_rows(self._folder.evaluations)
             self._evaluated.update(str(row.get("set")) for _, row in rows)
+            self._taken.update(os.listdir(self._folder.transcripts))
             self._open = opened.pop_all()
         return self
 
@@ -99,8 +103,9 @@ class RunWriter:
         """Write the attempt's transcript, if `trace` keeps it; never over another one."""
         if not self._keeps(attempt, purpose):
             return
-        path = _free(self._transcript_of(attempt, purpose))
+        path = self._free(self._transcript_of(attempt, purpose))
         write_atomically(path, transcript_text(Transcript.of(attempt, purpose)))
+        self._taken.add(path.name)
         self._transcripts[purpose, attempt.group, attempt.index] = path.name
 
     def group_settled(self, row: GroupRow) -> None:
@@ -109,10 +114,10 @@ class RunWriter:
 
     def fates(self, rows: Sequence[RolloutRow]) -> None:
         """Add rows to `rollouts.jsonl`, each with the name of its transcript."""
-        named = (
-            replace(row, transcript=self._name_of(TRAIN, row.group, row.attempt)) for row in rows
+        self._rollouts.append(
+            {**row.to_json(), "transcript": self._name_of(TRAIN, row.group, row.attempt)}
+            for row in rows
         )
-        self._rollouts.append(row.to_json() for row in named)
 
     def update(self, row: StepRow) -> None:
         """Add a row to `steps.jsonl`; bring the counts in `run.json` up to date."""
@@ -161,6 +166,18 @@ class RunWriter:
         evaluation = "" if purpose == TRAIN else f"{purpose}-{self._evaluated[purpose] + 1}"
         return self._folder.transcript(attempt.group, attempt.index, evaluation=evaluation)
 
+    def _free(self, path: Path) -> Path:
+        """The path, or one with a number after it where that is taken.
+
+        It is taken where an attempt is made again under its old numbers, as a resumed run does.
+        """
+        free = path
+        for number in count(2):
+            if free.name not in self._taken:
+                break
+            free = path.with_stem(f"{path.stem}.{number}")
+        return free
+
     def _name_of(self, purpose: str, group: int, attempt: int) -> str | None:
         """The transcript of an attempt that is asked for once."""
         return self._transcripts.pop((purpose, group, attempt), None)
@@ -178,19 +195,6 @@ def versions() -> dict[str, str]:
         with suppress(PackageNotFoundError):
             found[name] = version(name)
     return found
-
-
-def _free(path: Path) -> Path:
-    """The path, or one with a number after it where that is taken.
-
-    It is taken where an attempt is made again under its old numbers, as a resumed run does.
-    """
-    free = path
-    for number in count(2):
-        if not free.exists():
-            break
-        free = path.with_stem(f"{path.stem}.{number}")
-    return free
 
 
 def _indented(row: Json) -> str:

@@ -19,6 +19,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
+from functools import lru_cache
 from importlib.metadata import version
 from typing import Literal, TypeAlias, cast
 
@@ -33,7 +34,9 @@ says not yet. `sample`: a direct sample, which may take as long as it takes. `ch
 of an OpenAI-compatible API, which may too."""
 
 KEY_SCHEME = "Api-Key "
-MAX_CONNECTIONS = 2048
+MAX_CONNECTIONS = 0
+"""No limit: how many calls there are at once is for `[concurrency]` and the agents to say, and a
+pool that is narrower makes them wait unseen. (None would be aiohttp's own limit, 100.)"""
 KEEP_ALIVE_SECONDS = 60.0
 """Idle connections are closed sooner than servers close them (our own: 120 s), so that no call
 leaves on one that is just being closed."""
@@ -256,7 +259,7 @@ class Transport:
         try:
             response = await self._client.request(
                 method,
-                self.base_url + path,
+                _url(self.base_url + path),
                 content=body,
                 headers=headers,
                 timeout=TIMEOUTS[kind],
@@ -280,6 +283,12 @@ class Transport:
         """A server may repeat the key in what it says of it."""
         _, _, key = self._client.headers.get("authorization", "").partition(" ")
         return text.replace(key, "[key]") if key else text
+
+
+@lru_cache(maxsize=64)
+def _url(text: str) -> httpx.URL:
+    """A model is asked at one address again and again, and httpx takes long to read one."""
+    return httpx.URL(text)
 
 
 def _told(outcome: Answer | httpx.RequestError) -> str:
@@ -334,8 +343,14 @@ def http_client(
     from httpx_aiohttp import HttpxAiohttpClient
 
     limits = httpx.Limits(max_connections=MAX_CONNECTIONS, keepalive_expiry=KEEP_ALIVE_SECONDS)
+    url = httpx.URL(base_url)
+    stays_here = is_loopback(url.host)
     return HttpxAiohttpClient(
-        headers=headers, limits=limits, trust_env=not is_loopback(httpx.URL(base_url).host)
+        headers=headers,
+        limits=limits,
+        trust_env=not stays_here,
+        # Reading the system's certificates takes longer than a hundred calls.
+        verify=not stays_here or url.scheme == "https",
     )
 
 

@@ -1,0 +1,93 @@
+"""What a sampler answers is checked where it enters, whoever made the sampler.
+
+An answer that cannot be true is no reply: it raises, so its try fails and may be tried again, and
+nothing of it is recorded, graded or trained. That ids and logprobs are of one length, and that
+logprobs are finite, `SampledTokens` itself holds.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from loops_cookbook.errors import ServiceRefused
+from loops_cookbook.services.base import SampleParams, Sampler
+from loops_cookbook.tokens import Ids, SampledTokens
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What an answer must keep to."""
+
+    n: int = 1
+    """Completions."""
+    max_tokens: int = 1
+    """Of each."""
+    min_policy_version: int = 0
+    vocabulary: int | None = None
+    """One more than the highest id; None where nobody knows it."""
+
+
+class CheckedSampler:
+    """A `Sampler` that refuses what another one cannot have sampled.
+
+    Args:
+        sampler: who samples.
+        vocabulary: one more than the highest id that its model has; None where nobody knows it.
+    """
+
+    def __init__(self, sampler: Sampler, *, vocabulary: int | None = None) -> None:
+        self._sampler = sampler
+        self._vocabulary = vocabulary
+
+    async def sample(
+        self,
+        prompt_ids: Ids,
+        params: SampleParams,
+        *,
+        n: int = 1,
+        min_policy_version: int = 0,
+        affinity_key: str | None = None,
+    ) -> tuple[SampledTokens, ...]:
+        """Draw `n` completions of one prompt.
+
+        Raises:
+            ServiceRefused: what came is not what was asked for.
+        """
+        completions = await self._sampler.sample(
+            prompt_ids,
+            params,
+            n=n,
+            min_policy_version=min_policy_version,
+            affinity_key=affinity_key,
+        )
+        asked = Asked(n, params.max_tokens, min_policy_version, self._vocabulary)
+        if (wrong := what_is_wrong(completions, asked)) is not None:
+            raise ServiceRefused(f"a sampler returned {wrong}: mend the sampler")
+        return completions
+
+
+def what_is_wrong(completions: Sequence[object], asked: Asked) -> str | None:
+    """Why an answer cannot be true, as the object of a sentence; None where it can."""
+    if len(completions) != asked.n:
+        return f"{len(completions)} completions where {asked.n} were asked for"
+    wrong = (_wrong_with(completion, asked) for completion in completions)
+    return next((what for what in wrong if what is not None), None)
+
+
+def _wrong_with(completion: object, asked: Asked) -> str | None:
+    if not isinstance(completion, SampledTokens):
+        return f"a {type(completion).__name__} where SampledTokens are due"
+    ids, version = completion.ids, completion.policy_version
+    if len(ids) > asked.max_tokens:
+        return f"{len(ids)} tokens where {asked.max_tokens} were the limit"
+    if version is not None and version < asked.min_policy_version:
+        return (
+            f"tokens of policy version {version} where {asked.min_policy_version} was the oldest "
+            "to sample from"
+        )
+    if len(ids) == 0:
+        return None
+    low, high = int(ids.min()), int(ids.max())
+    if low < 0 or (asked.vocabulary is not None and high >= asked.vocabulary):
+        size = "" if asked.vocabulary is None else f" of {asked.vocabulary}"
+        return f"the token id {low if low < 0 else high}, which is not in the vocabulary{size}"
+    return None
