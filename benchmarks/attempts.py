@@ -1,6 +1,6 @@
 """1,024 one-turn attempts of 200 ms each, beside tinker-cookbook's `do_group_rollout`.
 
-    python benchmarks/attempts.py --peer-python PATH [--attempts 1024] [--rounds 5]
+    python benchmarks/attempts.py --peer-python PATH [--attempts 1024] [--rounds 5] [--trace off]
 
 Ours is a whole update: `run_rl` with a scripted sampler and a recording trainer, which renders,
 samples, parses, grades, judges, makes datums and writes every record of a run folder, transcripts
@@ -34,7 +34,7 @@ from loops_cookbook.recipes.plan import Plan, plan_run
 from loops_cookbook.recipes.rl import run_rl
 from loops_cookbook.records import RunRow
 from loops_cookbook.rundir.layout import RunFolder, new_run_folder
-from loops_cookbook.rundir.write import RunWriter
+from loops_cookbook.rundir.write import RunWriter, Trace
 from loops_cookbook.services.base import SampleParams
 from loops_cookbook.testing import PlainRenderer, ScriptedSampler, ScriptedService
 from loops_cookbook.tokens import Ids, SampledTokens, ids_of, logprobs_of
@@ -86,13 +86,15 @@ def main() -> None:
     parser.add_argument("--attempts", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--peer-python", help="of an environment with tinker-cookbook 0.5.0")
+    parser.add_argument("--trace", choices=("full", "off"), default="full", help="transcripts")
     parser.add_argument("--ours", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.ours:
-        print(json.dumps(ours(given.attempts // GROUP_SIZE)))
+        print(json.dumps(ours(given.attempts // GROUP_SIZE, given.trace)))
         return
     peer = Path(__file__).with_name("peer_attempts.py")
-    commands = {"loops": [sys.executable, __file__, "--ours", f"--attempts={given.attempts}"]}
+    commands = {"loops": [sys.executable, __file__, "--ours"]}
+    commands["loops"] += [f"--attempts={given.attempts}", f"--trace={given.trace}"]
     if given.peer_python:
         commands["peer"] = [given.peer_python, str(peer), str(given.attempts), str(SECONDS)]
     rounds = [
@@ -120,21 +122,21 @@ def told(who: str, figures: Sequence[Mapping[str, float]], attempts: int) -> Non
     )
 
 
-def ours(groups: int) -> dict[str, float]:
+def ours(groups: int, trace: Trace) -> dict[str, float]:
     """One update of so many groups, with all its records."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
         os.chdir(root)
         (root / "bench_episode.py").write_text(EPISODE)
-        carry_out(planned(root, 1), root)  # to warm up
+        carry_out(planned(root, 1), root, trace)  # to warm up
         plan = planned(root, groups)
         wall, cpu = time.perf_counter(), time.process_time()
-        folder = carry_out(plan, root)
+        folder = carry_out(plan, root, trace)
         figures = {"cpu": time.process_time() - cpu, "wall": time.perf_counter() - wall}
         rows = sum(1 for _ in read_rows(folder.rollouts))
         files = sum(1 for _ in folder.transcripts.iterdir())
-        if rows != groups * GROUP_SIZE or files != rows:
+        if rows != groups * GROUP_SIZE or files != (rows if trace == "full" else 0):
             raise SystemExit(f"{rows} rows and {files} transcripts were written")
     return {**figures, "rss": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
 
@@ -175,7 +177,7 @@ class Sums(ScriptedSampler):
         return (SampledTokens(ids_of(ids), logprobs, "stop", self.policy_version),)
 
 
-def carry_out(plan: Plan, root: Path) -> RunFolder:
+def carry_out(plan: Plan, root: Path, trace: Trace) -> RunFolder:
     """The run, recorded in a new folder."""
 
     training = plan.config.training
@@ -195,7 +197,7 @@ def carry_out(plan: Plan, root: Path) -> RunFolder:
     )
     folder = new_run_folder("runs", root)
     service = ScriptedService(Sums())
-    with RunWriter(folder) as writer, collecting_seldom():
+    with RunWriter(folder, trace=trace) as writer, collecting_seldom():
         anyio.run(run_rl, plan, service, writer, row)
     return folder
 

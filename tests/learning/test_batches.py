@@ -91,7 +91,7 @@ def test_the_aggregation_is_over_the_whole_batch() -> None:
 
 
 def test_an_attempt_at_the_mean_is_trained_without_a_datum() -> None:
-    (batch,) = Batcher(1, aggregation="token_mean").add(group(0.0, 0.5, 1.0)).batches
+    (batch,) = add(Batcher(1, aggregation="token_mean"), group(0.0, 0.5, 1.0)).batches
     values = [float(d.advantages[-1]) for d in batch.datums if d.advantages is not None]
     assert len(batch.attempts) == 3
     assert values == pytest.approx([-0.5 / 9, 0.5 / 9])  # three attempts of three tokens

@@ -140,3 +140,20 @@ def test_the_report_as_json_has_every_line_and_what_the_renderer_does(make_plan)
     assert isinstance(report, dict)
     assert report["Loss"] == "cispo"
     assert set(told) >= {"stops", "turns_extend", "warnings"}
+
+
+def test_the_report_as_json_says_which_turns_extend_and_why_tools_are_refused() -> None:
+    loaded = load_config("examples/counting/train.toml")
+    plan = plan_run(loaded, read_environment(loaded.directory), {}, None)
+    told = check_report(plan, {}).to_json()
+    assert (told["turns_extend"], told["why_not_extended"]) == (True, None)
+    assert (told["tools"], told["tool_results_extend"]) == (False, False)
+    assert told["why_no_tools"] == "the chat template does not show the model any tools"
+
+
+def test_what_a_renderer_does_is_unknown_where_its_tokenizer_is_out_of_reach(pattern: str) -> None:
+    """It was told as one whose turns extend."""
+    loaded = load_config(pattern)
+    plan = plan_run(loaded, read_environment(loaded.directory), {}, None)
+    told = check_report(plan, {}).to_json()
+    assert (told["turns_extend"], told["tool_results_extend"], told["tools"]) == (None, None, None)

@@ -311,7 +311,8 @@ class Conversation:
         return reply
 
     def _reply(self, sampled: SampledTokens, finish: FinishReason, parsed: ParsedReply) -> Reply:
-        unread = [call.raw for call in parsed.malformed_tool_calls]
+        # Calls of one list share its text.
+        unread = list(dict.fromkeys(call.raw for call in parsed.malformed_tool_calls))
         content = "\n".join([parsed.content, *unread] if parsed.content else unread)
         message: dict[str, object] = {"role": "assistant", "content": content}
         if parsed.reasoning_content is not None:

@@ -44,8 +44,9 @@ from loops_cookbook.records import (
 from loops_cookbook.rollouts.keeper import Keeper, open_group, open_keeper
 from loops_cookbook.rollouts.scheduler import Scheduler
 from loops_cookbook.rollouts.stall import Narrator
+from loops_cookbook.rollouts.trial import AttemptContext
 from loops_cookbook.rollouts.watchdog import watch_event_loop
-from loops_cookbook.runtimes.base import Clocks, Runtime
+from loops_cookbook.runtimes.base import Clocks
 from loops_cookbook.services.base import Service, ServiceFactory
 
 Fated = tuple[Attempt, Fate]
@@ -132,7 +133,9 @@ class _Run:
             renderer = self._plan.detection.renderer
             assert renderer is not None, "a plan that can run has a renderer"
             runtime = self._plan.runtime(service.sampler, renderer, self._around.rendering)
-            run = RLRun(self._plan, service, runtime, self._recorder, keeper, self.narrator)
+            context = attempt_context(self._plan, runtime, keeper)
+            self.narrator.look_at(keeper, context.limits)
+            run = RLRun(self._plan, service, context, self._recorder, self.narrator)
             bound = _longest(self._plan.clocks)
             watched = watch_event_loop(bound_seconds=bound, on_end=self._blocked(run))
             async with watched, runtime:
@@ -164,9 +167,8 @@ class RLRun:
         self,
         plan: Plan,
         service: Service,
-        runtime: Runtime,
+        shared: AttemptContext,
         recorder: Recorder,
-        keeper: Keeper,
         narrator: Narrator,
     ) -> None:
         self._plan = plan
@@ -174,8 +176,7 @@ class RLRun:
         self._recorder = recorder
         self._narrator = narrator
         self._metrics = RunMetrics()
-        context = attempt_context(plan, runtime, keeper, self._attempt_ended)
-        narrator.look_at(keeper, context.limits)
+        context = replace(shared, on_end=self._attempt_ended)
         self._evaluations = Evaluations(plan.sets, context, recorder, narrator)
         self._scheduler = Scheduler(context, plan.tasks, schedule_rules(plan))
         self._collector = Collector(

@@ -1,8 +1,5 @@
 """What a plan says to the schedule and to the trainer, as the records that they take."""
 
-from collections.abc import Callable
-
-from loops_cookbook.attempts import Attempt
 from loops_cookbook.learning.batches import Batcher
 from loops_cookbook.learning.losses import resolve_options
 from loops_cookbook.learning.schedules import Schedule, learning_rate
@@ -17,10 +14,8 @@ from loops_cookbook.runtimes.base import Runtime
 from loops_cookbook.services.base import AdamParams, LossSpec, Service
 
 
-def attempt_context(
-    plan: Plan, runtime: Runtime, keeper: Keeper, on_end: Callable[[Attempt], None]
-) -> AttemptContext:
-    """What the training attempts share; `on_end` is told of each of them."""
+def attempt_context(plan: Plan, runtime: Runtime, keeper: Keeper) -> AttemptContext:
+    """What the training attempts share; nobody is told of their ends yet."""
     config = plan.config
     return AttemptContext(
         runtime=runtime,
@@ -32,7 +27,6 @@ def attempt_context(
         terms=SamplingTerms(
             plan.params, config.training.seed, config.sampling.max_attempt_tokens, TRAIN
         ),
-        on_end=on_end,
     )
 
 
