@@ -25,6 +25,13 @@ def test_any_other_scope_is_refused_with_those_that_exist() -> None:
     ]
 
 
+def test_only_the_embedded_engine_can_be_asked_to_be_deterministic() -> None:
+    for scope in (None, "local"):
+        assert ComputeTable(scope=scope, deterministic=True).deterministic
+    (said,) = told(ComputeTable, {"scope": "serverless", "deterministic": True})
+    assert said.startswith("deterministic: set, but only the embedded engine does it")
+
+
 def test_a_service_of_ones_own_is_named_as_module_and_factory() -> None:
     table = ComputeTable.model_validate({"scope": "own:create", "options": {"a": 1}})
     assert (table.scope, table.options) == ("own:create", {"a": 1})

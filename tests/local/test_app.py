@@ -22,7 +22,14 @@ from loops_cookbook.learning.datums import Datum
 from loops_cookbook.local.app import create_app
 from loops_cookbook.local.errors import BadRequest
 from loops_cookbook.local.operations import Operations
-from loops_cookbook.local.requests import Completion, LossOutput, Row, SampleJob
+from loops_cookbook.local.requests import (
+    Completion,
+    LossOutput,
+    Row,
+    Sampled,
+    SampleJob,
+    TokenScore,
+)
 from loops_cookbook.local.routes import Limits
 from loops_cookbook.local.worker import Worker
 from loops_cookbook.services.base import AdamParams, LossSpec, SampleParams
@@ -41,6 +48,17 @@ def anyio_backend() -> tuple[str, dict[str, object]]:
     return "trio", {"clock": MockClock(autojump_threshold=0)}
 
 
+@dataclass(eq=False)
+class Ticket:
+    """A job that the engine was asked for."""
+
+    job: SampleJob
+    is_left: bool = False
+
+    def leave(self) -> None:
+        self.is_left = True
+
+
 @dataclass
 class ScriptedEngine:
     """An engine whose loss is the number of rows and whose completions are given."""
@@ -56,6 +74,7 @@ class ScriptedEngine:
     rows: list[Row] = field(default_factory=list[Row])
     jobs: list[SampleJob] = field(default_factory=list[SampleJob])
     config: Mapping[str, object] | None = None
+    waiting: list[Ticket] = field(default_factory=list[Ticket])
     broken: str = ""
 
     def init_trainer(self, lora_rank: int) -> None:
@@ -104,12 +123,28 @@ class ScriptedEngine:
         self.policy_version = self.step
         return self.step
 
-    def sample(self, jobs: Sequence[SampleJob]) -> list[list[Completion]]:
-        self.jobs += jobs
+    @property
+    def is_sampling(self) -> bool:
+        return bool(self.waiting)
+
+    def ask(self, job: SampleJob) -> Ticket:
+        self.jobs.append(job)
+        self.waiting.append(Ticket(job))
+        return self.waiting[-1]
+
+    def draw(self) -> list[tuple[Ticket, Sampled | Exception]]:
+        ended, self.waiting = [t for t in self.waiting if not t.is_left], []
         if self.broken:
-            raise RuntimeError(self.broken)
+            return [(ticket, RuntimeError(self.broken)) for ticket in ended]
+        return [(ticket, self.sampled(ticket.job)) for ticket in ended]
+
+    def sampled(self, job: SampleJob) -> Sampled:
         logprobs = [-1.0] * len(self.ids)
-        return [[Completion(self.ids, logprobs, "stop", "xx")] * job.n for job in jobs]
+        completions = [Completion(self.ids, logprobs, "stop", "xx")] * job.n
+        if job.prompt_logprobs is None:
+            return Sampled(completions)
+        following = job.prompt_ids[1:]
+        return Sampled(completions, [None, *({t: TokenScore(-2.0, 5)} for t in following)])
 
 
 async def at_once(work: Callable[[], T]) -> T:
@@ -517,6 +552,14 @@ class TestSamples:
             answer = await served.post("/sample", SAMPLE | {"prompt": [5]})
         assert [choice["prompt_token_ids"] for choice in answer.json()["choices"]] == [[], []]
 
+    async def test_logprobs_of_the_prompt_stand_with_the_first_completion(self) -> None:
+        async with serving() as served:
+            answer = await served.post("/sample", SAMPLE | {"prompt_logprobs": 0})
+        first, second = answer.json()["choices"]
+        told = {"logprob": -2.0, "rank": 5}
+        assert first["prompt_logprobs"] == [None, {"2": told}, {"3": told}]
+        assert "prompt_logprobs" not in second
+
     @pytest.mark.parametrize(
         ("changes", "told"),
         [
@@ -524,7 +567,8 @@ class TestSamples:
             ({"prompt": [1] * 40}, "too long"),
             ({"n": 0}, "n"),
             ({"temperature": -1}, "temperature"),
-            ({"prompt_logprobs": 0}, "prompt_logprobs"),
+            ({"prompt_logprobs": "all"}, "prompt_logprobs"),
+            ({"structured_outputs": {}}, "structured_outputs"),
         ],
     )
     async def test_an_invalid_sample_is_refused_by_name(

@@ -144,9 +144,9 @@ class TestJobs:
     def test_everything_is_carried(self) -> None:
         made = job(
             n=3, max_tokens=5, temperature=0.5, top_p=0.9, top_k=4, seed=7,
-            stop=["a", "b"], stop_token_ids=[2],
+            stop=["a", "b"], stop_token_ids=[2], prompt_logprobs=2,
         )  # fmt: skip
-        assert made == SampleJob([1, 2], 3, 5, 0.5, 0.9, 4, ("a", "b"), (2,), 7)
+        assert made == SampleJob([1, 2], 3, 5, 0.5, 0.9, 4, ("a", "b"), (2,), 7, 2)
 
     @pytest.mark.parametrize(("stop", "made"), [("a", ("a",)), ([], ()), (None, ())])
     def test_stops_may_be_one_string_or_none(self, stop: object, made: tuple[str, ...]) -> None:
@@ -160,7 +160,6 @@ class TestJobs:
         [
             {"include_routed_experts": True},
             {"model_input_chunks": [{"type": "image"}]},
-            {"prompt_logprobs": 0},
             {"structured_outputs": {}},
             {"logprobs": 5},
             {"return_tokens_as_token_ids": False},

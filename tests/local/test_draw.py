@@ -8,7 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from loops_cookbook.local.draw import Draws, RowSettings, UniformNoise, invert, truncate
+from loops_cookbook.local.draw import (
+    CACHED_VALUES,
+    Draws,
+    RowSettings,
+    UniformNoise,
+    invert,
+    truncate,
+)
 
 pytestmark = pytest.mark.torch
 
@@ -99,30 +106,42 @@ def test_rows_keep_their_own_settings_in_one_batch() -> None:
         RowSettings(1.0, 1.0, 2),
         RowSettings(1.0, 0.5, 0),
     ]
-    uniforms = np.full((5, 1), ALMOST_ONE, np.float32)
-    tokens, logprobs = Draws(rows, uniforms, CPU).draw(logits, 0)
-    assert tokens.tolist() == [3, 3, 1, 2, 1]
+    uniforms = np.full(5, ALMOST_ONE, np.float32)
+    tokens, logprobs = Draws(rows, CPU).draw(logits, uniforms)
+    assert tokens == [3, 3, 1, 2, 1]
     whole = torch.log_softmax(logits[0], -1)
     sharp = torch.log_softmax(logits[0] / 0.5, -1)
     expected = [whole[3], sharp[3], whole[1], whole[2], whole[1]]
-    assert logprobs.tolist() == pytest.approx([float(value) for value in expected])
+    assert logprobs == pytest.approx([float(value) for value in expected])
 
 
-def test_kept_rows_take_their_settings_with_them() -> None:
-    logits = torch.tensor([0.0, 3.0, 2.0, 1.0])
-    rows = [RowSettings(0.0, 1.0, 0), RowSettings(1.0, 1.0, 2), PLAIN]
-    uniforms = np.array([[0, 0], [0, ALMOST_ONE], [0, 0]], np.float32)
-    draws = Draws(rows, uniforms, CPU)
-    draws.keep(torch.tensor([2, 1]))
-    assert draws.draw(logits.expand(2, 4), 1)[0].tolist() == [0, 2]
+def test_rows_may_be_drawn_from_lines_that_they_share() -> None:
+    logits = torch.tensor([[5.0, 0.0], [0.0, 5.0]])
+    uniforms = np.full(3, 0.5, np.float32)
+    tokens, logprobs = Draws([PLAIN] * 3, CPU).draw(logits, uniforms, [1, 0, 1])
+    assert tokens == [1, 0, 1]
+    assert logprobs == pytest.approx([-0.0067] * 3, abs=1e-4)
+
+
+def test_rows_of_a_large_vocabulary_are_drawn_as_those_of_a_small_one() -> None:
+    """They are drawn some at a time, settings and numbers included."""
+    rows = [PLAIN, RowSettings(0.5, 1.0, 0), RowSettings(0.0, 1.0, 0), RowSettings(1.0, 1.0, 2)] * 3
+    torch.manual_seed(0)
+    logits = torch.full((12, CACHED_VALUES // 5), -50.0)
+    logits[:, :20] = torch.randn(12, 20)
+    uniforms = UniformNoise().draw(1, 0, 12)
+    few = Draws(rows, CPU).draw(logits[:, :20].contiguous(), uniforms)
+    tokens, logprobs = Draws(rows, CPU).draw(logits, uniforms)
+    assert tokens == few[0]
+    assert logprobs == pytest.approx(few[1], abs=1e-5)
 
 
 def test_tokens_are_drawn_as_often_as_they_are_likely() -> None:
     count = 4000
     noise = UniformNoise()
-    uniforms = np.stack([noise.draw(0, place, 1) for place in range(count)])
+    uniforms = np.concatenate([noise.draw(0, place, 1) for place in range(count)])
     logits = torch.tensor([1.0, 0.0, 2.0]).expand(count, 3)
-    tokens, _ = Draws([RowSettings(0.7, 1.0, 0)] * count, uniforms, CPU).draw(logits, 0)
+    tokens, _ = Draws([RowSettings(0.7, 1.0, 0)] * count, CPU).draw(logits, uniforms)
     expected = torch.softmax(logits[0] / 0.7, -1)
-    seen = torch.bincount(tokens, minlength=3) / count
+    seen = torch.bincount(torch.tensor(tokens), minlength=3) / count
     assert (seen - expected).abs().max() < 0.03

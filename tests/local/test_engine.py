@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 
 from loops_cookbook.errors import ModelError
 from loops_cookbook.local.engine import BadRequest, Completion, Engine, Row, SampleJob
+from loops_cookbook.local.requests import Sampled
 
 pytestmark = pytest.mark.torch
 
@@ -183,6 +185,59 @@ def test_init_trainer_begins_again(make_engine: MakeEngine, rank: int) -> None:
         engine.optim_step(**ADAM)
     assert sampled(engine) == near(first)
     assert teach(engine, times=3) == pytest.approx(losses, rel=1e-3)
+
+
+@pytest.mark.parametrize("rank", [0, 4])
+def test_what_an_old_version_read_is_of_no_use_to_a_new_one(
+    make_engine: MakeEngine, rank: int
+) -> None:
+    engine, fresh = make_engine(lora_rank=rank), make_engine(lora_rank=rank)
+    for learner in (engine, fresh):
+        if learner is engine:
+            sampled(engine)
+        teach(learner, times=2)
+        learner.publish()
+    assert sampled(engine) == near(sampled(fresh))
+    engine.init_trainer(rank)
+    assert sampled(engine) == near(sampled(make_engine(lora_rank=rank)))
+
+
+@pytest.mark.parametrize("rank", [0, 4])
+def test_a_completion_is_of_one_version_whatever_is_trained_meanwhile(
+    make_engine: MakeEngine, rank: int
+) -> None:
+    engine = make_engine(lora_rank=rank)
+    ((expected,),) = engine.sample([replace(JOB, n=1)])
+    assert not engine.is_sampling
+    ticket = engine.ask(replace(JOB, n=1))
+    ended: dict[object, object] = {}
+    while engine.is_sampling:
+        ended.update(engine.draw())
+        teach(engine)
+    outcome = ended[ticket]
+    assert isinstance(outcome, Sampled)
+    (completion,) = outcome.completions
+    assert (completion.ids, completion.logprobs) == (expected.ids, near(expected.logprobs))
+    engine.publish()
+    assert engine.sample([replace(JOB, n=1)])[0][0].logprobs != near(expected.logprobs)
+
+
+def test_a_deterministic_engine_gives_the_same_to_the_last_bit(make_engine: MakeEngine) -> None:
+    others = [replace(JOB, prompt_ids=[1, 9], n=3, seed=8), replace(JOB, max_tokens=9, seed=9)]
+    alone = make_engine(deterministic=True).sample([JOB])[0]
+    engine = make_engine(deterministic=True)
+    engine.sample(others)
+    assert engine.sample([others[0], JOB, others[1]])[1] == alone
+
+
+def test_what_memory_does_not_hold_is_refused(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("loops_cookbook.local.memory.CPU_BYTES", 2 * (20 * 256 + 16 * 41))
+    engine = make_engine()
+    engine.check_job(replace(JOB, max_tokens=16))
+    with pytest.raises(BadRequest, match="at most 20 tokens together"):
+        engine.ask(replace(JOB, max_tokens=17))
 
 
 def test_init_trainer_may_change_the_rank(make_engine: MakeEngine) -> None:

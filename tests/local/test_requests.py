@@ -114,11 +114,36 @@ def test_unknown_names_are_refused() -> None:
         ({"top_p": 1.5}, "top_p is 1.5"),
         ({"top_k": -1}, "top_k is -1"),
         ({"stop": ("a", "")}, "stop holds an empty string"),
+        ({"n": 5000}, "n is 5000: give 1 to 4096"),
+        ({"prompt_logprobs": -1}, "prompt_logprobs is -1: give 0"),
+        ({"prompt_logprobs": 11}, "prompt_logprobs is 11"),
     ],
 )
 def test_a_job_that_cannot_be_is_refused(changes: dict[str, object], message: str) -> None:
     with pytest.raises(BadRequest, match=message):
         check_job(replace(JOB, **changes), LIMITS)
+
+
+def test_at_most_20_of_the_likeliest_tokens_are_told() -> None:
+    limits = Limits(vocab_size=100, max_seq_len=4)
+    check_job(replace(JOB, prompt_logprobs=20), limits)
+    with pytest.raises(BadRequest, match=r"give 0 \(the prompt's own tokens\) to 20"):
+        check_job(replace(JOB, prompt_logprobs=21), limits)
+
+
+def test_what_memory_does_not_hold_is_refused_with_what_it_holds() -> None:
+    limits = Limits(vocab_size=10, max_seq_len=100, most_tokens=20, most_scored=12)
+    check_job(replace(JOB, max_tokens=18), limits)
+    with pytest.raises(BadRequest, match="ask for at most 20 tokens together"):
+        check_job(replace(JOB, max_tokens=19), limits)
+    long = replace(JOB, prompt_ids=[1] * 13, max_tokens=1)
+    check_job(long, limits)
+    with pytest.raises(BadRequest, match=r"prompt_logprobs of 13 tokens do not fit .* 12 do"):
+        check_job(replace(long, prompt_logprobs=0), limits)
+
+
+def test_what_the_window_cuts_off_needs_no_memory() -> None:
+    check_job(replace(JOB, max_tokens=1000), Limits(10, max_seq_len=20, most_tokens=20))
 
 
 def test_a_job_that_leaves_room_for_one_token_is_taken() -> None:

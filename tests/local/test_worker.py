@@ -1,4 +1,4 @@
-"""One queue, one engine: order, merging, and what a failure ends."""
+"""One queue, one engine: order, turns, and what a failure ends."""
 
 import json
 import threading
@@ -13,12 +13,24 @@ import pytest
 
 from loops_cookbook.local.errors import BadRequest
 from loops_cookbook.local.operations import Operation, Operations
-from loops_cookbook.local.requests import Completion, LossOutput, Row, SampleJob
+from loops_cookbook.local.requests import Completion, LossOutput, Row, Sampled, SampleJob
 from loops_cookbook.local.worker import Drawn, NotServed, Worker, in_thread
 
 pytestmark = pytest.mark.anyio
 
 T = TypeVar("T")
+
+
+@dataclass(eq=False)
+class Ticket:
+    """A job, which takes as many steps as its `max_tokens`."""
+
+    job: SampleJob
+    steps: int = 0
+    is_left: bool = False
+
+    def leave(self) -> None:
+        self.is_left = True
 
 
 @dataclass
@@ -32,8 +44,13 @@ class ScriptedEngine:
     policy_version: int = 0
     log: list[str] = field(default_factory=list[str])
     jobs: list[SampleJob] = field(default_factory=list[SampleJob])
+    tickets: list[Ticket] = field(default_factory=list[Ticket])
     refused: int = -1
     """A prompt id that it can't sample from."""
+    broken: bool = False
+    """Whether `draw` itself fails."""
+    meanwhile: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])
+    """What happens while it draws, a step each."""
 
     def init_trainer(self, lora_rank: int) -> None: ...
 
@@ -60,18 +77,45 @@ class ScriptedEngine:
         self.policy_version += 1
         return self.policy_version
 
-    def sample(self, jobs: Sequence[SampleJob]) -> list[list[Completion]]:
-        self.log.append(f"sample {[job.prompt_ids[0] for job in jobs]}")
-        self.jobs += jobs
-        if any(job.prompt_ids[0] == self.refused for job in jobs):
-            raise RuntimeError(f"prompt {self.refused}")
-        return [[Completion(job.prompt_ids, [0.0], "stop", "")] * job.n for job in jobs]
+    @property
+    def is_sampling(self) -> bool:
+        return bool(self.tickets)
+
+    def ask(self, job: SampleJob) -> Ticket:
+        if len(job.prompt_ids) > 1:
+            raise BadRequest("the prompt is too long")
+        self.jobs.append(job)
+        self.tickets.append(Ticket(job))
+        return self.tickets[-1]
+
+    def draw(self) -> list[tuple[Ticket, Sampled | Exception]]:
+        self.tickets = [ticket for ticket in self.tickets if not ticket.is_left]
+        self.log.append(f"draw {[ticket.job.prompt_ids[0] for ticket in self.tickets]}")
+        if self.meanwhile:
+            self.meanwhile.pop(0)()
+        if self.broken:
+            raise MemoryError("none left")
+        ended: list[tuple[Ticket, Sampled | Exception]] = []
+        for ticket in self.tickets:
+            ticket.steps += 1
+            if ticket.job.prompt_ids[0] == self.refused:
+                ended.append((ticket, RuntimeError(f"prompt {self.refused}")))
+            elif ticket.steps == ticket.job.max_tokens:
+                ended.append((ticket, Sampled([completion(ticket.job.prompt_ids[0])])))
+        self.tickets = [ticket for ticket in self.tickets if ticket not in dict(ended)]
+        return ended
+
+
+def completion(prompt: int) -> Completion:
+    return Completion([prompt], [0.0], "stop", "")
 
 
 async def at_once(work: Callable[[], T]) -> T:
-    """Run without a thread."""
-    await anyio.lowlevel.checkpoint()
-    return work()
+    """Run without a thread, and let others run before and after."""
+    await settled()
+    result = work()
+    await settled()
+    return result
 
 
 class Bench:
@@ -96,17 +140,24 @@ class Bench:
         self.worker.submit(operation, run)
         return operation
 
-    async def draw(self, prompt: int, floor: int = 0) -> None:
+    async def draw(self, prompt: int, floor: int = 0, steps: int = 1) -> None:
         try:
-            drawn: Drawn = await self.worker.sample(SampleJob([prompt], 1, 4), floor)
-        except (RuntimeError, NotServed) as error:
+            drawn: Drawn = await self.worker.sample(SampleJob([prompt], 1, steps), floor)
+        except (RuntimeError, MemoryError, NotServed) as error:
             self.got[prompt] = error
         else:
-            self.got[prompt] = drawn.completions
+            self.got[prompt] = drawn.sampled.completions
             self.versions[prompt] = drawn.policy_version
 
     async def answer(self, operation: Operation) -> dict[str, str]:
         return json.loads(await self.operations.wait(operation, 30.0) or b"")
+
+    async def run(self, *, until: int) -> list[str]:
+        """Run until so many samples have ended; the log."""
+        async with self.running():
+            while len(self.got) < until:
+                await settled()
+        return self.engine.log
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
@@ -130,21 +181,66 @@ async def test_operations_run_in_the_order_they_were_queued() -> None:
     assert [answer["status"] for answer in answers] == ["done"] * 3
 
 
-async def test_samples_that_stand_together_are_one_call_of_the_engine() -> None:
-    bench = Bench()
-    async with anyio.create_task_group() as tasks:
-        for prompt in (1, 2, 3):
-            tasks.start_soon(bench.draw, prompt)
+class TestTurns:
+    """`draw [1, 2]` in a log is one step of the samples 1 and 2."""
+
+    async def test_samples_that_stand_together_are_drawn_together(self) -> None:
+        bench = Bench()
+        async with anyio.create_task_group() as tasks:
+            for prompt in (1, 2, 3):
+                tasks.start_soon(bench.draw, prompt)
+                await settled()
+            assert await bench.run(until=3) == ["draw [1, 2, 3]"]
+        assert bench.got == {prompt: [completion(prompt)] for prompt in (1, 2, 3)}
+
+    async def test_a_sample_joins_those_under_way_at_the_next_step(self) -> None:
+        bench = Bench()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(bench.draw, 1, 0, 3)
             await settled()
-        bench.submit("optim_step")
-        tasks.start_soon(bench.draw, 4)
-        await settled()
+            bench.engine.meanwhile = [lambda: tasks.start_soon(bench.draw, 2)]
+            log = await bench.run(until=2)
+        assert log == ["draw [1]", "draw [1, 2]", "draw [1]"]
+
+    async def test_an_operation_that_leaves_the_weights_runs_between_two_steps(self) -> None:
+        bench = Bench()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(bench.draw, 1, 0, 3)
+            await settled()
+            bench.submit("forward_backward")
+            bench.submit("optim_step")
+            tasks.start_soon(bench.draw, 2)
+            await settled()
+            log = await bench.run(until=2)
+        assert log == ["forward_backward", "draw [1]", "optim_step", "draw [1, 2]", "draw [1]"]
+
+    @pytest.mark.parametrize(
+        "name", ["save_weights_for_sampler", "init_trainer_server", "something_new"]
+    )
+    async def test_any_other_waits_for_samples_before_it_and_what_is_behind_it_waits_too(
+        self, name: str
+    ) -> None:
+        bench = Bench()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(bench.draw, 1, 0, 3)
+            await settled()
+            bench.submit("optim_step")
+            bench.submit(name)
+            bench.submit("forward")
+            tasks.start_soon(bench.draw, 2)
+            await settled()
+            log = await bench.run(until=2)
+        assert log == [
+            "optim_step", "draw [1]", "draw [1]", "draw [1]", name, "forward", "draw [2]"
+        ]  # fmt: skip
+
+    async def test_without_samples_operations_run_one_after_the_other(self) -> None:
+        bench = Bench()
+        operations = [bench.submit(name) for name in ("forward", "publish", "forward")]
         async with bench.running():
-            await settled()
-    assert bench.engine.log == ["sample [1, 2, 3]", "optim_step", "sample [4]"]
-    assert [bench.got[i] for i in range(1, 5)] == [
-        [Completion([i], [0.0], "stop", "")] for i in range(1, 5)
-    ]
+            for operation in operations:
+                await bench.answer(operation)
+        assert bench.engine.log == ["forward", "publish", "forward"]
 
 
 async def test_an_operation_that_raises_ends_alone() -> None:
@@ -167,27 +263,58 @@ async def test_an_error_without_words_still_says_something() -> None:
         assert (await bench.answer(failed))["error"] == "no message"
 
 
-async def test_one_bad_sample_does_not_harm_those_it_was_merged_with() -> None:
-    bench = Bench(ScriptedEngine(refused=2))
-    async with anyio.create_task_group() as tasks:
-        for prompt in (1, 2, 3):
-            tasks.start_soon(bench.draw, prompt)
-        await settled()
-        async with bench.running():
+class TestSamplesThatFail:
+    async def test_one_that_fails_does_not_harm_the_others(self) -> None:
+        bench = Bench(ScriptedEngine(refused=2))
+        async with anyio.create_task_group() as tasks:
+            for prompt in (1, 2, 3):
+                tasks.start_soon(bench.draw, prompt)
             await settled()
-    assert isinstance(bench.got[2], RuntimeError)
-    assert [isinstance(bench.got[i], list) for i in (1, 3)] == [True, True]
+            await bench.run(until=3)
+        assert isinstance(bench.got[2], RuntimeError)
+        assert [bench.got[i] for i in (1, 3)] == [[completion(1)], [completion(3)]]
 
+    async def test_one_that_the_engine_refuses_is_told_so(self) -> None:
+        bench = Bench()
+        async with bench.running():
+            with pytest.raises(BadRequest, match="the prompt is too long"):
+                await bench.worker.sample(SampleJob([1, 2], 1, 1), 0)
 
-async def test_a_sample_that_nobody_waits_for_any_more_is_not_drawn() -> None:
-    bench = Bench()
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(bench.draw, 1)
-        with anyio.move_on_after(0):
+    async def test_a_fault_of_the_engine_itself_ends_those_under_way_and_not_the_worker(
+        self,
+    ) -> None:
+        bench = Bench(ScriptedEngine(broken=True))
+        async with bench.running():
+            await bench.draw(1)
+            bench.engine.broken = False
             await bench.draw(2)
-        async with bench.running():
-            await settled()
-    assert bench.engine.log == ["sample [1]"]
+        assert isinstance(bench.got[1], MemoryError)
+        assert bench.got[2] == [completion(2)]
+
+
+class TestSamplesThatAreLeft:
+    async def test_one_that_nobody_waits_for_before_it_begins_is_not_drawn(self) -> None:
+        bench = Bench()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(bench.draw, 1)
+            with anyio.move_on_after(0):
+                await bench.draw(2)
+            await bench.run(until=1)
+        assert bench.engine.log == ["draw [1]"]
+
+    async def test_one_under_way_is_not_drawn_to_its_end(self) -> None:
+        bench = Bench()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(bench.draw, 1, 0, 4)
+            with anyio.CancelScope() as leaving:
+                bench.engine.meanwhile = [lambda: None, leaving.cancel]
+                async with anyio.create_task_group() as others:
+                    others.start_soon(bench.draw, 2, 0, 4)
+                    await settled()
+                    async with bench.running():
+                        await anyio.sleep_forever()
+            await bench.run(until=1)
+        assert bench.engine.log == ["draw [1, 2]", "draw [1, 2]", "draw [1]", "draw [1]"]
 
 
 class TestSpoiltUpdates:
@@ -264,6 +391,7 @@ class TestVersions:
             for _ in range(2):
                 operation = bench.operations.open(str(bench.engine.policy_version), "publish")
                 bench.worker.submit(operation, lambda: b"%d" % bench.engine.publish())
+                await bench.answer(operation)
                 await settled()
         assert reached == [2]
 

@@ -193,7 +193,10 @@ def test_options_become_arguments_and_what_is_open_stays_out() -> None:
     assert "--model-dir=models/-x" in command
     assert "--model-name=a b" in command
     assert "--device=cpu" in command
-    assert not [word for word in command if "threads" in word or "dtype" in word]
+    left_out = ("threads", "dtype", "deterministic")
+    assert not [word for word in command if any(name in word for name in left_out)]
+    alone = EngineOptions(Path("m"), "m", 32, 0, deterministic=True).command()
+    assert "--deterministic" in alone
 
 
 def tiny_model(folder: Path) -> Path:

@@ -52,6 +52,12 @@ class Done:
 
 
 @dataclass
+class Score:
+    logprob: float
+    rank: int = 1
+
+
+@dataclass
 class Reply:
     """One choice of a sampler's answer, as JSON."""
 
@@ -348,6 +354,28 @@ class TestAnswers:
     def test_our_client_keeps_a_completion_that_begins_with_the_prompt(self) -> None:
         (tokens,) = sampled(read(samples_json([5], [Done([5, 6], [-1.0, -1.0])]), Samples), 0)
         assert tokens.ids.tolist() == [5, 6]
+
+    def test_scores_of_the_prompt_stand_with_the_first_completion(self) -> None:
+        scores = [None, {12: Score(-2.0, 5), 900: Score(-0.1)}]
+        body = samples_json([11, 12], [Done([7], [-1.0]), Done([8], [-1.0])], scores)
+        first, second = json.loads(body)["choices"]
+        assert first["prompt_logprobs"] == [
+            None,
+            {"12": {"logprob": -2.0, "rank": 5}, "900": {"logprob": -0.1, "rank": 1}},
+        ]
+        assert list(first["prompt_logprobs"][1]) == ["12", "900"]
+        assert "prompt_logprobs" not in second
+        told = read(body, Samples).choices[0].prompt_logprobs
+        assert told is not None
+        assert told[1] is not None
+        assert told[1][12].logprob == -2.0
+
+    def test_beside_scores_of_the_prompt_no_echo_is_denied(self) -> None:
+        """An empty `prompt_token_ids` would have clients drop the scores."""
+        scores = [None]
+        (choice,) = json.loads(samples_json([5], [Done([5, 6], [-1.0, -1.0])], scores))["choices"]
+        assert "prompt_token_ids" not in choice
+        assert choice["prompt_logprobs"] == [None]
 
     def test_a_completion_without_a_finite_logprob_never_leaves(self) -> None:
         with pytest.raises(WireError, match=r"choices\.0"):

@@ -16,6 +16,7 @@ from loops_cookbook.cli.options import (
 from loops_cookbook.config.environment import read_environment
 from loops_cookbook.config.load import load_config
 from loops_cookbook.recipes.check import check_report
+from loops_cookbook.recipes.confirm import confirm
 from loops_cookbook.recipes.plan import plan_run
 from loops_cookbook.report.console import print_lines, stdout_kept_for_the_answer
 
@@ -33,7 +34,8 @@ def check(
     environment = read_environment(loaded.directory, env_file=env_file)
     environment.apply()
     with stdout_kept_for_the_answer():
-        report = check_report(plan_run(loaded, environment, os.environ, scope), os.environ)
+        plan = plan_run(loaded, environment, os.environ, scope)
+        report = check_report(plan, os.environ, confirm(plan, os.environ))
     if as_json:
         typer.echo(json.dumps(report.to_json(), ensure_ascii=False, indent=2))
     else:

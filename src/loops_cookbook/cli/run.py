@@ -25,6 +25,7 @@ from loops_cookbook.cli.signals import answering_quit, until_signalled
 from loops_cookbook.config.environment import read_environment
 from loops_cookbook.config.load import load_config
 from loops_cookbook.recipes.check import warnings_of
+from loops_cookbook.recipes.confirm import confirm
 from loops_cookbook.recipes.launch import (
     open_service,
     rendering_limiter,
@@ -61,13 +62,13 @@ def run(
     environment.apply()
     with stdout_kept_for_the_answer():
         plan = plan_run(loaded, environment, os.environ, scope)
-    require_service(plan, os.environ)
+        require_service(plan, os.environ)
+        warnings = warnings_of(plan, os.environ, confirm(plan, os.environ))
     folder = new_run_folder(loaded.output_dir, loaded.working_directory)
     typer.echo(f"run: {folder.root}", err=True)
     typer.echo(f"config: {loaded.path}", err=True)
     typer.echo("policy: lasts as long as the run; this version saves no checkpoints", err=True)
     too_few = allow_open_files(plan.config.sampling_slots)
-    warnings = warnings_of(plan, os.environ)
     _carry_out(plan, folder, [*warnings, *([too_few] if too_few else [])])
 
 
@@ -90,7 +91,7 @@ def _carry_out(plan: Plan, folder: RunFolder, warnings: Sequence[str]) -> None:
             for warning in warnings:
                 recorder.note("warning", warning)
             rendering = rendering_limiter(plan)
-            opener = partial(open_service, plan, folder, rendering=rendering)
+            opener = partial(open_service, plan, folder, os.environ, rendering=rendering)
             row = _run_row(plan, folder)
 
             def keep_closing() -> None:

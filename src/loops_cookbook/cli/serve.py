@@ -82,6 +82,10 @@ ThreadsOption: TypeAlias = Annotated[
     int | None,
     typer.Option(metavar="COUNT", min=1, help="Unset: by the model's size.", show_default=False),
 ]
+CheckpointsOption: TypeAlias = Annotated[
+    Path,
+    typer.Option(metavar="FOLDER", help="Where checkpoints are kept; made with the first of them."),
+]
 
 
 def serve(
@@ -95,6 +99,7 @@ def serve(
     device: DeviceOption = None,
     dtype: DtypeOption = None,
     threads: ThreadsOption = None,
+    checkpoints: CheckpointsOption = Path("checkpoints"),
     debug: DebugOption = False,
 ) -> None:
     """Serve a model to train and to sample, until it is interrupted."""
@@ -112,6 +117,7 @@ def serve(
         device=device,
         dtype=dtype,
         threads=threads,
+        checkpoints=checkpoints.absolute(),
     )
     allow_open_files()
     command = [*options.command(), f"--host={host}", f"--port={port}"]
@@ -201,11 +207,13 @@ def _announce(options: EngineOptions, variable: str | None, ready: Ready) -> Non
     lines = [
         f"Serving {options.model_name} on {url}: {trained}, up to {options.max_seq_len} tokens, "
         f"{engine['device']}, {engine['dtype']}",
-        "  a client: any that speaks the Loops protocol, trainer and sampler on this address; "
+        "  a client: any that speaks the Loops protocol; control plane, trainer and sampler are on "
+        "this address; "
         f"base_model {options.model_name!r}",
         f"  the key: {key}",
+        f"  checkpoints: {options.checkpoints}",
         f"  numbers: curl{header} {url}/metrics",
-        "Ctrl-C ends it, and with it what was trained.",
+        "Ctrl-C ends it, and with it what was trained and not saved.",
     ]
     typer.echo("\n".join(lines))
 

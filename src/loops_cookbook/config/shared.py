@@ -1,26 +1,41 @@
 """The tables that every recipe has: `[compute]`, `[model]`, `[sampling]` and `[output]`."""
 
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
-from pydantic import Field, field_validator
+from pydantic import Field, StringConstraints, field_validator
 
 from loops_cookbook.config.base import Count, Seconds, StrictModel, Text
 from loops_cookbook.problems import Problem, found
 
-SCOPES = ("local", "serverless", "dedicated", "deployment")
+SCOPES = ("local", "remote", "serverless", "dedicated", "deployment")
 """What `scope` may be called, a service of one's own apart; `deployment` is another name of
 `dedicated`."""
+
+
+Url: TypeAlias = Annotated[str, StringConstraints(pattern=r"^https?://[^\s/]+\S*$")]
+"""An HTTP address."""
 
 
 class ComputeTable(StrictModel):
     """Who trains and who samples."""
 
     scope: Text | None = None
-    """`local`: the embedded engine, started by the command; `serverless`, `dedicated` (also called
-    `deployment`): hosted Loops; `module:factory`: a service of your own, its module beside the
-    config. `--scope` goes before it. Unset: `BASETEN_LOOPS_SCOPE`, else by the model: a bundled
-    model or a local folder is `local`."""
+    """`local`: the embedded engine, started by the command; `remote`: servers that run already, at
+    `trainer_url` and `sampler_url`; `serverless`, `dedicated` (also called `deployment`): hosted
+    Loops; `module:factory`: a service of your own, its module beside the config. `--scope` goes
+    before it. Unset: `BASETEN_LOOPS_SCOPE`, else by the model: a bundled model or a local folder is
+    `local`."""
+
+    trainer_url: Url | None = None
+    """With scope `remote`: where the Loops protocol's trainer is served, as by `loops serve`."""
+
+    sampler_url: Url | None = None
+    """With scope `remote`: where its sampler is. Unset: `trainer_url`."""
+
+    api_key_env: Text | None = None
+    """With scope `remote`: the environment variable that holds the servers' key. Unset: none is
+    sent."""
 
     options: dict[str, object] | None = None
     """Options of a service of your own, validated by the model that its factory names."""
@@ -34,6 +49,25 @@ class ComputeTable(StrictModel):
             f"there is no scope {found(scope)}; it is one of {', '.join(SCOPES)}, or "
             "module:factory for a service of your own"
         )
+
+    deterministic: bool = False
+    """Embedded engine: each request decoded alone. What a seed gives then depends on nothing else
+    that is sampled, to the last bit, and takes longer."""
+
+    def broken_rules(self) -> Iterator[Problem]:
+        """A server has an address; only the embedded engine can be asked to be deterministic."""
+        if self.scope == "remote" and self.trainer_url is None:
+            yield Problem(
+                ("trainer_url",),
+                'missing; scope "remote" needs the address of a server, such as '
+                '"http://gpu-host:8000"',
+            )
+        if self.deterministic and self.scope not in (None, "local"):
+            yield Problem(
+                ("deterministic",),
+                f"set, but only the embedded engine does it; remove it, or use scope 'local' "
+                f"instead of {self.scope!r}",
+            )
 
 
 class ModelTable(StrictModel):

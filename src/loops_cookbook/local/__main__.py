@@ -65,8 +65,10 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--device", help="as torch names it; default: cuda where there is one")
     serve.add_argument("--dtype", help="float32, bfloat16 or float16; default: by the device")
     serve.add_argument("--threads", type=int, help="default: by the model's size")
+    serve.add_argument("--deterministic", action="store_true", help="sample each request alone")
     serve.add_argument("--host", default="127.0.0.1")
     serve.add_argument("--port", type=int, default=0, help="0: a free one")
+    serve.add_argument("--checkpoints", type=Path, help="a folder; made with the first of them")
     serve.add_argument("--end-with-stdin", action="store_true")
     serve.set_defaults(carry_out=_serve)
     convert = commands.add_parser("convert", help="read a GGUF file", allow_abbrev=False)
@@ -120,11 +122,15 @@ def _serve(options: argparse.Namespace, ready_fd: int) -> None:
             seed=options.seed,
             device=options.device,
             dtype=options.dtype,
+            checkpoints=options.checkpoints,
             threads=options.threads,
+            deterministic=options.deterministic,
         )
     )
     operations = Operations()
-    app = create_app(Worker(engine, operations), operations, api_key=api_key)
+    app = create_app(
+        Worker(engine, operations), operations, api_key=api_key, checkpoints=options.checkpoints
+    )
     server = uvicorn.Server(
         uvicorn.Config(
             app,

@@ -1,4 +1,4 @@
-"""The Loops wire over one worker: a trainer and its sampler on one address.
+"""The Loops wire over one worker: a trainer, its sampler and a control plane on one address.
 
 A request that can't be served is refused at once with 422 and `{"detail": ...}`, never with a
 plain 400 or 404: clients of this protocol take those for a server that is still starting and
@@ -15,6 +15,7 @@ ignored, nothing is unpickled, and no redirect is ever sent.
 import hmac
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import anyio
 from starlette.applications import Starlette
@@ -25,6 +26,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from loops_cookbook.local.answers import refusal
+from loops_cookbook.local.control import OPEN_PREFIX, Control
 from loops_cookbook.local.errors import BadRequest
 from loops_cookbook.local.metrics import Tally, Watched
 from loops_cookbook.local.operations import Operations
@@ -36,7 +38,12 @@ SCHEMES = (b"api-key", b"bearer")
 
 
 def create_app(
-    worker: Worker, operations: Operations, *, api_key: str | None, limits: Limits | None = None
+    worker: Worker,
+    operations: Operations,
+    *,
+    api_key: str | None,
+    checkpoints: Path | None = None,
+    limits: Limits | None = None,
 ) -> Starlette:
     """The ASGI app; its lifespan runs the worker.
 
@@ -44,12 +51,14 @@ def create_app(
         worker: in front of the engine.
         operations: the same that the worker writes to.
         api_key: asked of every request; None asks for none.
+        checkpoints: where the engine keeps them; None: it keeps none.
         limits: the server's bounds; None: the usual ones.
     """
     limits = limits or Limits()
     tally = Tally()
     trainer = Trainer(worker, operations, limits, tally)
     sampler = Sampler(worker, trainer, limits, tally)
+    control = Control(worker.engine, trainer, checkpoints, limits)
     watched = Watched(worker.engine, tally)
 
     @asynccontextmanager
@@ -60,7 +69,7 @@ def create_app(
             tasks.cancel_scope.cancel()
 
     app = Starlette(
-        routes=[*trainer.routes(), *sampler.routes(), *watched.routes()],
+        routes=[*trainer.routes(), *sampler.routes(), *control.routes(), *watched.routes()],
         middleware=[Middleware(_KeyAsked, api_key=api_key)],
         exception_handlers={
             BadRequest: _refused,
@@ -82,7 +91,11 @@ class _KeyAsked:
         self._key = None if api_key is None else api_key.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and self._key is not None:
+        if (
+            scope["type"] == "http"
+            and self._key is not None
+            and not scope["path"].startswith(OPEN_PREFIX)
+        ):
             given: bytes = dict(scope["headers"]).get(b"authorization", b"")
             scheme, _, key = given.partition(b" ")
             if scheme.lower() not in SCHEMES or not hmac.compare_digest(key, self._key):

@@ -43,7 +43,6 @@ def job_of(body: Sample, max_seq_len: int) -> SampleJob:
     refused = {
         "include_routed_experts": body.include_routed_experts,
         "model_input_chunks": body.model_input_chunks,
-        "prompt_logprobs": body.prompt_logprobs is not None,
         "structured_outputs": body.structured_outputs is not None,
         "logprobs above 0": body.logprobs,
         "return_tokens_as_token_ids = false": body.return_tokens_as_token_ids is False,
@@ -62,6 +61,7 @@ def job_of(body: Sample, max_seq_len: int) -> SampleJob:
         stop=stop,
         stop_token_ids=tuple(body.stop_token_ids or ()),
         seed=body.seed,
+        prompt_logprobs=body.prompt_logprobs,
     )
 
 

@@ -16,6 +16,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+CACHED_VALUES = 2**18
+"""Logits that are worked on at a time on a CPU: a megabyte, which stays in its cache."""
+
 
 class UniformNoise:
     """Uniform numbers by seed and place: numpy's Philox, keyed by the pair.
@@ -46,61 +49,76 @@ class RowSettings:
     top_p: float
     top_k: int
 
+    @property
+    def is_truncated(self) -> bool:
+        """Whether some tokens are left out of a draw."""
+        return (self.top_p < 1.0 or self.top_k > 0) and self.temperature > 0
+
 
 class Draws:
-    """The settings and the noise of a batch.
+    """How the rows of a batch are drawn, for as long as they are the batch.
 
     Args:
         settings: one for each row.
-        uniforms: float32[B, S], one number for each row and step.
         device: where the logits are.
     """
 
-    def __init__(
-        self,
-        settings: Sequence[RowSettings],
-        uniforms: npt.NDArray[np.float32],
-        device: torch.device,
-    ) -> None:
+    def __init__(self, settings: Sequence[RowSettings], device: torch.device) -> None:
         temperature = torch.tensor([row.temperature for row in settings], device=device)
         self._is_greedy = temperature == 0
         self._temperature = torch.where(self._is_greedy, 1.0, temperature)[:, None]
-        self._top_p = torch.tensor([row.top_p for row in settings], device=device)
-        self._top_k = torch.tensor([row.top_k for row in settings], device=device)
-        self._uniforms = torch.from_numpy(uniforms).to(device)
-        self._look()
+        self._settings = settings
+        # Which of the rarer settings occur is seen once, so that a draw does nothing in vain.
+        self._any_greedy = any(row.temperature == 0 for row in settings)
+        self._is_tempered = any(row.temperature not in (0, 1) for row in settings)
 
-    def draw(self, logits: torch.Tensor, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Tokens int64[B] and their logprobs float32[B], from logits float32[B, V]."""
+    def draw(
+        self,
+        logits: torch.Tensor,
+        uniforms: npt.NDArray[np.float32],
+        lines: Sequence[int] | None = None,
+    ) -> tuple[list[int], list[float]]:
+        """A token and its logprob for each of B rows.
+
+        Args:
+            logits: float32[N, V]
+            uniforms: float32[B]
+            lines: which of the N each row is drawn from; None: N is B, in order.
+        """
+        numbers = torch.from_numpy(uniforms).to(logits.device)
+        chosen = None if lines is None else torch.tensor(lines, device=logits.device)
+        rows = len(uniforms)
+        step = rows
+        if logits.device.type == "cpu":
+            step = max(1, CACHED_VALUES // logits.shape[-1])
+        tokens = torch.empty(rows, dtype=torch.long, device=logits.device)
+        logprobs = torch.empty(rows, device=logits.device)
+        for start in range(0, rows, step):
+            part = slice(start, start + step)
+            some = logits[part] if chosen is None else logits.index_select(0, chosen[part])
+            tokens[part], logprobs[part] = self._draw(some, numbers[part], part)
+        return tokens.tolist(), logprobs.tolist()
+
+    def _draw(
+        self, logits: torch.Tensor, uniforms: torch.Tensor, part: slice
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tokens int64[B] and their logprobs float32[B]."""
         logprobs = torch.log_softmax(
-            logits / self._temperature if self._is_tempered else logits, dim=-1
+            logits / self._temperature[part] if self._is_tempered else logits, dim=-1
         )
         probabilities = logprobs.exp()
-        if len(self._truncated):
-            rows = self._truncated
-            probabilities[rows] = truncate(
-                probabilities[rows], self._top_k[rows], self._top_p[rows]
+        settings = self._settings[part]
+        truncated = [row for row, its in enumerate(settings) if its.is_truncated]
+        if truncated:
+            probabilities[truncated] = truncate(
+                probabilities[truncated],
+                torch.tensor([settings[row].top_k for row in truncated], device=logits.device),
+                torch.tensor([settings[row].top_p for row in truncated], device=logits.device),
             )
-        tokens = invert(probabilities, self._uniforms[:, step])
+        tokens = invert(probabilities, uniforms)
         if self._any_greedy:
-            tokens = torch.where(self._is_greedy, logits.argmax(-1), tokens)
+            tokens = torch.where(self._is_greedy[part], logits.argmax(-1), tokens)
         return tokens, logprobs.gather(1, tokens[:, None])[:, 0]
-
-    def keep(self, rows: torch.Tensor) -> None:
-        """Let these rows be the batch, in this order."""
-        self._is_greedy = self._is_greedy[rows]
-        self._temperature = self._temperature[rows]
-        self._top_p = self._top_p[rows]
-        self._top_k = self._top_k[rows]
-        self._uniforms = self._uniforms[rows]
-        self._look()
-
-    def _look(self) -> None:
-        """See once which of the rarer settings occur, so that a draw does nothing in vain."""
-        self._any_greedy = bool(self._is_greedy.any())
-        self._is_tempered = bool((self._temperature != 1.0).any())
-        is_truncated = ((self._top_p < 1.0) | (self._top_k > 0)) & ~self._is_greedy
-        self._truncated = is_truncated.nonzero()[:, 0]
 
 
 def invert(probabilities: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:

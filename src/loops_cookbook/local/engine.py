@@ -7,28 +7,40 @@ while a call runs. Which requests wait for which, and how they arrive, is not kn
 """
 
 import os
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 import transformers
 
 from loops_cookbook.errors import ModelError
+from loops_cookbook.local.checkpoints import put_trained, read_moments, read_trained, save
 from loops_cookbook.local.errors import BadRequest, NotFinite
 from loops_cookbook.local.generate import Sampler
+from loops_cookbook.local.memory import lendable_bytes
 from loops_cookbook.local.model import DTYPES, copies, load_policy
+from loops_cookbook.local.places import Place, State, read_state
 from loops_cookbook.local.requests import (
     Completion,
     Limits,
     LossOutput,
     Row,
     SampleJob,
+    Weights,
     check_job,
     check_rows,
 )
+from loops_cookbook.local.stand_ins import (
+    StandIns,
+    merged_bytes,
+    with_merged_adapters,
+    without_adapters,
+)
 from loops_cookbook.local.text import load_decode
+from loops_cookbook.local.tickets import Outcome, Ticket
 from loops_cookbook.local.train import AdamW, Trainer
 
 __all__ = [
@@ -42,6 +54,8 @@ __all__ = [
     "SampleJob",
 ]
 
+MOST_PINNED = 4
+"""Checkpoints held in memory to be sampled."""
 ONE_THREAD_BELOW = 5_000_000
 """Parameters below which one thread is fastest: more of them spend their time meeting."""
 
@@ -66,8 +80,12 @@ class EngineSettings:
     dtype: str | None = None
     """float32, bfloat16 or float16; None: bfloat16 for an adapter on cuda, else float32. The
     tensors of an adapter are float32 always. Rank 0 needs float32, also in `init_trainer`."""
+    checkpoints: Path | None = None
+    """Where checkpoints are kept, made when the first is; None: none can be saved or loaded."""
     threads: int | None = None
     """None: 1 for a model of fewer than 5 million parameters, else one for each processor."""
+    deterministic: bool = False
+    """Sample each job alone, so that what it comes to depends on nothing else to the last bit."""
 
 
 class Engine:
@@ -87,30 +105,50 @@ class Engine:
         )
         small = self._policy.parameters < ONE_THREAD_BELOW
         torch.set_num_threads(settings.threads or (1 if small else os.cpu_count() or 1))
-        self._limits = Limits(self._policy.vocab_size, settings.max_seq_len)
         self._sampler = Sampler(
             self._policy,
             load_decode(settings.model_dir),
             max_seq_len=settings.max_seq_len,
             seed=settings.seed,
+            serving=self._serving,
+            is_alone=settings.deterministic,
+        )
+        self._limits = Limits(
+            self._policy.vocab_size,
+            settings.max_seq_len,
+            most_tokens=self._sampler.room.most_tokens,
+            most_scored=self._sampler.most_scored,
         )
         self.model_name = settings.model_name
         self.max_seq_len = settings.max_seq_len
         self.init_trainer(settings.lora_rank)
 
-    def init_trainer(self, lora_rank: int) -> None:
+    def init_trainer(self, lora_rank: int, *, seed: int | None = None) -> None:
         """Begin again from the loaded weights: step 0, no gradients, version 0.
 
         Args:
             lora_rank: of a fresh adapter; 0 trains every weight.
+            seed: of the adapter; None: the engine's own.
         """
         if lora_rank < 0:
             raise BadRequest(f"lora_rank is {lora_rank}: give 0 (every weight) or more")
+        self._sampler.forget_all()
         self._policy.reset(
-            lora_rank, lora_alpha=self._settings.lora_alpha, seed=self._settings.seed
+            lora_rank,
+            lora_alpha=self._settings.lora_alpha,
+            seed=self._settings.seed if seed is None else seed,
         )
         self._trainer = Trainer(self._policy)
+        module = self._policy.module
+        self._bare = without_adapters(module) if lora_rank else None
+        self._merged: StandIns | None = None
+        size = merged_bytes(module) if lora_rank else None
+        self._can_merge = size is not None and size <= lendable_bytes(self._policy.device)
         self._published: list[torch.Tensor] | None = None
+        self._read: dict[Weights, list[torch.Tensor]] = {}
+        """Checkpoints that are sampled, the oldest first."""
+        self._start: list[torch.Tensor] | None = None
+        """What was loaded from a checkpoint last."""
         self.lora_rank = lora_rank
         self.step = 0
         """Optimizer steps applied."""
@@ -188,11 +226,95 @@ class Engine:
     def publish(self) -> int:
         """Let `sample` serve the live weights from now on; their version, which is the step."""
         self._published = None
+        if self.policy_version != self.step:
+            self._sampler.forget("live")
+            self._merged = None
         self.policy_version = self.step
         return self.policy_version
 
+    def check_place(self, place: Place) -> None:
+        """Refuse checkpoints where there is no folder for them; computes nothing.
+
+        Raises:
+            BadRequest: this engine keeps none.
+        """
+        place.folder(self._root)
+
+    def save(self, place: Place) -> None:
+        """Write what is trained now as a checkpoint; one for training has the optimizer too.
+
+        Raises:
+            BadRequest: this engine keeps none.
+            OSError: it cannot be written.
+        """
+        state = State(
+            base_model=self.model_name,
+            step=self.step,
+            lora_rank=self.lora_rank,
+            saved_at=time.time(),
+        )
+        moments = self._trainer.moments() if place.kind == "weights" else None
+        save(place.folder(self._root), self._policy, state, optimizer=moments)
+
+    def load(self, place: Place, *, with_optimizer: bool) -> int:
+        """Train on from a checkpoint of this model and rank; the step that training is at now.
+
+        Gradients are dropped. The loaded weights are served from now on, under that step as their
+        version. Without the optimizer training begins at step 0, and version 0 is the loaded
+        weights.
+
+        Raises:
+            BadRequest: there is none, or it does not fit; all is as before.
+        """
+        folder = place.folder(self._root)
+        state = read_state(folder)
+        tensors = read_trained(folder, self._policy)
+        moments = read_moments(folder, self._policy) if with_optimizer else {}
+        self._trainer.restore(moments)
+        self._sampler.forget_all()
+        put_trained(self._policy, tensors)
+        self._published = self._merged = None
+        self._start = copies(self._policy.trainable)
+        self.step = self.policy_version = state.step if with_optimizer else 0
+        return self.step
+
+    def pin(self, place: Place) -> Weights:
+        """A name for a checkpoint's weights as they are now, for jobs to be drawn from.
+
+        Raises:
+            BadRequest: there is none, or it is of another rank than what is trained here.
+        """
+        state = read_state(place.folder(self._root))
+        if state.lora_rank != self.lora_rank:
+            raise BadRequest(
+                f"{place} has lora_rank {state.lora_rank}, and this engine trains "
+                f"{self.lora_rank}: sample it from an engine of its rank"
+            )
+        return f"{place}@{state.saved_at}"
+
+    def ask(self, job: SampleJob) -> Ticket:
+        """Queue a job; `draw` tells its outcome by this ticket.
+
+        It is drawn from the weights that are published now; none others may be published, and no
+        run begun, before it has ended.
+
+        Raises:
+            BadRequest: the job is refused.
+        """
+        check_job(job, self._limits)
+        return self._sampler.add(replace(job, weights=self._named(job.weights)))
+
+    def draw(self) -> list[tuple[Ticket, Outcome]]:
+        """Draw one more token for all jobs that fit, and tell what ended."""
+        return self._sampler.step()
+
+    @property
+    def is_sampling(self) -> bool:
+        """Whether jobs are waiting or under way."""
+        return not self._sampler.is_idle
+
     def sample(self, jobs: Sequence[SampleJob]) -> list[list[Completion]]:
-        """Every job's completions, in the jobs' order, decoded as one merged batch where they fit.
+        """Every job's completions, in the jobs' order; nothing else may be under way.
 
         Raises:
             BadRequest: a job is refused; nothing is sampled.
@@ -200,14 +322,7 @@ class Engine:
         """
         for job in jobs:
             check_job(job, self._limits)
-        answers: dict[int, list[Completion]] = {}
-        for weights, context in (("live", self._serving()), ("base", self._policy.untrained())):
-            places = [place for place, job in enumerate(jobs) if job.weights == weights]
-            if places:
-                with context:
-                    sampled = self._sampler.sample([jobs[place] for place in places])
-                answers.update(zip(places, sampled, strict=True))
-        return [answers[place] for place in range(len(jobs))]
+        return [sampled.completions for sampled in self._sampler.sample(jobs)]
 
     def description(self) -> dict[str, str | int | float]:
         """What a run's record says of the engine."""
@@ -222,8 +337,51 @@ class Engine:
             **self._trainer.description(),
         }
 
-    def _serving(self) -> AbstractContextManager[None]:
-        """The published weights, for a `with` block."""
+    @property
+    def _root(self) -> Path:
+        if self._settings.checkpoints is None:
+            raise BadRequest("this engine keeps no checkpoints: start it with a folder for them")
+        return self._settings.checkpoints
+
+    def _named(self, weights: Weights) -> Weights:
+        """One name for weights that are the same now, so that they are sampled together."""
+        if weights == "start" and self._start is None:
+            weights = "base"
+        is_untouched = self.policy_version == 0
+        first: Weights = "base" if self._start is None else "start"
+        return "live" if is_untouched and weights == first else weights
+
+    def _serving(self, weights: Weights) -> AbstractContextManager[None]:
+        """The weights of a name, for a `with` block."""
+        if weights == "start":
+            assert self._start is not None
+            return self._policy.holding(self._start)
+        if weights not in ("live", "base"):
+            return self._policy.holding(self._pinned(weights))
+        if weights == "base":
+            return self._policy.untrained() if self._bare is None else self._bare.standing_in()
+        if self._can_merge:
+            if self._merged is None:
+                with self._published_adapters():
+                    self._merged = with_merged_adapters(self._policy.module)
+            return self._merged.standing_in()
+        return self._published_adapters()
+
+    def _pinned(self, weights: Weights) -> list[torch.Tensor]:
+        """The tensors of a checkpoint that `pin` named; the last few stay in memory."""
+        if weights not in self._read:
+            path, _, saved_at = weights.rpartition("@")
+            folder = Place.parse(path).folder(self._root)
+            if str(read_state(folder).saved_at) != saved_at:
+                raise BadRequest(f"{path} was saved anew meanwhile: sample it again")
+            if len(self._read) == MOST_PINNED:
+                self._sampler.forget(oldest := next(iter(self._read)))
+                del self._read[oldest]
+            self._read[weights] = read_trained(folder, self._policy)
+        return self._read[weights]
+
+    def _published_adapters(self) -> AbstractContextManager[None]:
+        """The published values of what is trained, for a `with` block."""
         if self._published is None:
             return nullcontext()
         return self._policy.holding(self._published)

@@ -1,80 +1,50 @@
-"""Sampling: many jobs of many completions, decoded as merged batches.
+"""Sampling: jobs come at any time, and each step draws one more token of all that are under way.
 
-Each distinct prompt of a batch is read once and its memory repeated for all completions that
-begin with it. Rows that have ended are dropped once enough of them have. A batch is bounded by
-the memory its rows may come to need; what doesn't fit waits for the next one. A completion is
-the same, but for rounding, whatever shares its batch.
+Jobs begin in the order in which they came, as soon as their rows fit into memory; large ones begin
+part by part. Those that come while others are under way join them at the next step, and rows that
+end make room at once. Jobs of other weights, and any jobs where the model's memory is not spans,
+have batches of their own, which take turns. A completion is the same, but for rounding, whatever
+else is sampled; where each job is taken alone, it is the same to the last bit.
+
+A step that fails ends no job but one that had it for itself: the others begin again, alone.
 """
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 import torch
 
+from loops_cookbook.local.admission import Admission, Part
+from loops_cookbook.local.batch import Batch
 from loops_cookbook.local.context import Context
-from loops_cookbook.local.draw import Draws, RowSettings, UniformNoise
-from loops_cookbook.local.errors import NotFinite
-from loops_cookbook.local.memory import (
-    cached_token_bytes,
-    lendable_bytes,
-    scored_position_bytes,
-)
+from loops_cookbook.local.drafts import Draft
 from loops_cookbook.local.model import Policy
-from loops_cookbook.local.requests import Completion, SampleJob
-from loops_cookbook.local.text import Decode, ends_in_stop
+from loops_cookbook.local.plain import try_spans
+from loops_cookbook.local.prefixes import Prefixes
+from loops_cookbook.local.prompt_scores import score_prompt
+from loops_cookbook.local.reader import MOST_TOKENS, Reader, of_like_length
+from loops_cookbook.local.requests import Sampled, SampleJob, Weights
+from loops_cookbook.local.room import room_for
+from loops_cookbook.local.rows import Rows
+from loops_cookbook.local.text import Decode
+from loops_cookbook.local.tickets import Outcome, Ticket
 
-DROP_BELOW = 0.75
-"""Ended rows are dropped when the share of rows still going falls to this: dropping copies the
-memory of those that stay, so it does not pay for a few."""
-
-
-@dataclass(slots=True)
-class _Draft:
-    """One completion while it is being sampled."""
-
-    job: SampleJob
-    place: int
-    """Which of its job's completions it is."""
-    limit: int
-    """Tokens it may have: the job's, or what the window leaves."""
-    seed: int
-    stop_ids: frozenset[int]
-    ids: list[int] = field(default_factory=list[int])
-    logprobs: list[float] = field(default_factory=list[float])
-    ended: Literal["stop", "length"] | None = None
-
-    def take(self, token: int, logprob: float, decode: Decode) -> None:
-        """Append one token and see whether it ends the completion."""
-        if not math.isfinite(logprob):
-            raise NotFinite(
-                f"a sampled token has logprob {logprob}: the weights have run away, so begin "
-                "again from a checkpoint or with a lower learning_rate"
-            )
-        self.ids.append(token)
-        self.logprobs.append(logprob)
-        if token in self.stop_ids or ends_in_stop(self.ids, self.job.stop, decode):
-            self.ended = "stop"
-        elif len(self.ids) == self.limit:
-            self.ended = "length"
-
-    def finished(self, decode: Decode) -> Completion:
-        """What was sampled."""
-        assert self.ended is not None
-        return Completion(self.ids, self.logprobs, self.ended, decode(self.ids))
+logger = logging.getLogger(__name__)
 
 
 class Sampler:
-    """Samples from a policy with the weights that it holds at the call.
+    """Samples from a policy.
 
     Args:
         policy: the model.
         decode: ids to text.
         max_seq_len: the window; a completion that fills it ends as `length`.
         seed: of the jobs that bring none.
-        memory_bytes: what the rows of one batch may need; None: what the device can lend.
+        serving: puts the weights of a name in place for a `with` block; None: they always are.
+        is_alone: take each job alone, and hold nothing from one to the next.
+        memory_bytes: what sampling may take; None: what the device can lend.
     """
 
     def __init__(
@@ -84,91 +54,142 @@ class Sampler:
         *,
         max_seq_len: int,
         seed: int,
+        serving: Callable[[Weights], AbstractContextManager[None]] | None = None,
+        is_alone: bool = False,
         memory_bytes: int | None = None,
     ) -> None:
         self._policy = policy
         self._decode = decode
         self._max_seq_len = max_seq_len
         self._seeds = np.random.default_rng(seed)
-        self._memory_bytes = memory_bytes
-        self._noise = UniformNoise()
-        self._token_bytes = cached_token_bytes(policy.module.config, policy.dtype)
-        self._row_bytes = scored_position_bytes(policy.vocab_size)
+        self._serving = serving or (lambda _: nullcontext())
+        self._is_alone = is_alone
+        finding = try_spans(policy)
+        logger.info("batches that jobs join, and prompts that they share: %s", finding)
+        self._has_spans = finding.is_plain
+        self.room = room_for(
+            policy,
+            is_shared=finding.is_plain,
+            holds=finding.is_plain and not is_alone,
+            lent_bytes=memory_bytes,
+        )
+        self._prefixes = Prefixes(self.room.held_tokens)
+        self._admission = Admission(self.room)
+        self._batches: list[Batch] = []
 
-    @torch.no_grad()
-    def sample(self, jobs: Sequence[SampleJob]) -> list[list[Completion]]:
-        """Every job's completions, in order.
+    @property
+    def most_scored(self) -> int | None:
+        """Tokens of a prompt that can be scored; None: any number."""
+        return None if self._has_spans else self.room.most_scored
 
-        Raises:
-            NotFinite: the weights hold numbers that are not finite.
-        """
-        drafts = [self._drafts(job) for job in jobs]
-        for batch in self._batches([draft for job in drafts for draft in job]):
-            self._decode_batch(batch)
-        return [[draft.finished(self._decode) for draft in job] for job in drafts]
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is nothing to do."""
+        return self._admission.is_idle
 
-    def _drafts(self, job: SampleJob) -> list[_Draft]:
+    def add(self, job: SampleJob) -> Ticket:
+        """Queue a job, which `check_job` let through."""
         seed = int(self._seeds.integers(2**63)) if job.seed is None else job.seed
         limit = min(job.max_tokens, self._max_seq_len - len(job.prompt_ids))
         gives_none = not job.stop and not job.stop_token_ids
         stop_ids = self._policy.eos_ids if gives_none else frozenset(job.stop_token_ids)
-        return [_Draft(job, place, limit, seed, stop_ids) for place in range(job.n)]
+        ticket = Ticket(job, seed, limit, stop_ids, self._is_alone)
+        self._admission.add(ticket)
+        return ticket
 
-    def _batches(self, drafts: Sequence[_Draft]) -> list[list[_Draft]]:
-        """Split by memory, rows of like length together so that little is padded."""
-        budget = self._memory_bytes or lendable_bytes(self._policy.device)
-        batches: list[list[_Draft]] = []
-        prompt = room = 0
-        for draft in sorted(drafts, key=lambda draft: (len(draft.job.prompt_ids), draft.limit)):
-            prompt, room = len(draft.job.prompt_ids), max(room, draft.limit)
-            cost = (prompt + room) * self._token_bytes + self._row_bytes
-            if not batches or (len(batches[-1]) + 1) * cost > budget:
-                batches.append([])
-                room = draft.limit
-            batches[-1].append(draft)
-        return batches
+    def forget(self, weights: Weights) -> None:
+        """These weights are others from now on. No job of theirs may be under way."""
+        assert not any(batch.weights == weights for batch in self._batches)
+        self._prefixes.forget(weights)
 
-    def _decode_batch(self, drafts: list[_Draft]) -> None:
-        """Decode drafts until each has ended."""
-        places: dict[tuple[int, ...], int] = {}
-        prompt_of = [
-            places.setdefault(tuple(draft.job.prompt_ids), len(places)) for draft in drafts
-        ]
-        draws = self._draws(drafts)
-        context = Context(self._policy, list(places), room=max(draft.limit for draft in drafts))
-        logits = context.read()
-        if len(places) < len(drafts):
-            rows = self._index(prompt_of)
-            context.keep(rows)
-            logits = logits[rows]
-        step = 0
-        while True:
-            tokens, logprobs = draws.draw(logits, step)
-            for draft, token, logprob in zip(
-                drafts, tokens.tolist(), logprobs.tolist(), strict=True
-            ):
-                if draft.ended is None:
-                    draft.take(token, logprob, self._decode)
-            going = [row for row, draft in enumerate(drafts) if draft.ended is None]
-            if not going:
-                return
-            if len(going) <= DROP_BELOW * len(drafts):
-                drafts = [drafts[row] for row in going]
-                rows = self._index(going)
-                context.keep(rows)
-                draws.keep(rows)
-                tokens = tokens[rows]
-            logits = context.extend(tokens)
-            step += 1
+    def forget_all(self) -> None:
+        """All weights may be others from now on. No job may be under way."""
+        assert not self._batches
+        self._prefixes.forget_all()
 
-    def _draws(self, drafts: Sequence[_Draft]) -> Draws:
-        uniforms = np.zeros((len(drafts), max(draft.limit for draft in drafts)), np.float32)
-        for row, draft in enumerate(drafts):
-            uniforms[row, : draft.limit] = self._noise.draw(draft.seed, draft.place, draft.limit)
-        settings = [
-            RowSettings(draft.job.temperature, draft.job.top_p, draft.job.top_k) for draft in drafts
-        ]
-        return Draws(settings, uniforms, self._policy.device)
+    @torch.no_grad()
+    def step(self) -> list[tuple[Ticket, Outcome]]:
+        """Begin what fits, draw one more token for all that is under way, and tell what ended."""
+        begun = self._admission.admit()
+        named = [part.ticket.job.weights for part in begun]
+        for weights in dict.fromkeys([batch.weights for batch in self._batches] + named):
+            parts = [part for part in begun if part.ticket.job.weights == weights]
+            try:
+                with self._serving(weights):
+                    self._advance(weights, parts)
+            except Exception as error:  # a model may fail in any way, and others must go on
+                self._begin_again(weights, error)
+        self._batches = [batch for batch in self._batches if not batch.is_empty]
+        return [(ticket, ticket.outcome(self._decode)) for ticket in self._admission.settle()]
 
-    def _index(self, rows: Sequence[int]) -> torch.Tensor:
-        return torch.tensor(rows, device=self._policy.device)
+    def sample(self, jobs: Sequence[SampleJob]) -> list[Sampled]:
+        """What every job comes to, in order; nothing else may be under way.
+
+        Raises:
+            NotFinite: the weights hold numbers that are not finite.
+        """
+        tickets = [self.add(job) for job in jobs]
+        outcomes: dict[Ticket, Outcome] = {}
+        while not self.is_idle:
+            outcomes.update(self.step())
+        answers: list[Sampled] = []
+        for outcome in (outcomes[ticket] for ticket in tickets):
+            if isinstance(outcome, Exception):
+                raise outcome
+            answers.append(outcome)
+        return answers
+
+    def _advance(self, weights: Weights, parts: Sequence[Part]) -> None:
+        """Begin parts and draw the next token, with these weights in place."""
+        for ticket in dict.fromkeys(part.ticket for part in parts):
+            self._score_prompt(ticket)
+        starting = [draft for part in parts for draft in part.drafts if draft.is_going]
+        for batch, drafts in self._with_batches(weights, starting):
+            if drafts:
+                batch.begin(drafts)
+            batch.step()
+            for draft, fault in batch.take_faults():
+                self._admission.fail(draft, fault)
+
+    def _with_batches(
+        self, weights: Weights, starting: Sequence[Draft]
+    ) -> list[tuple[Batch, Sequence[Draft]]]:
+        """Every batch of some weights with the drafts that are to begin in it."""
+        running = [batch for batch in self._batches if batch.weights == weights]
+        if self._has_spans:
+            if not running:
+                reader = Reader(self._policy, self._prefixes, weights)
+                running = [self._open(Rows(self._policy, reader), weights)]
+            return [(running[0], starting)]
+        waiting: list[tuple[Batch, Sequence[Draft]]] = [(batch, ()) for batch in running]
+        prompts = dict.fromkeys(draft.prompt for draft in starting)
+        for together in of_like_length(prompts, len):
+            drafts = [draft for draft in starting if draft.prompt in set(together)]
+            waiting.append((self._open(Context(self._policy), weights), drafts))
+        return waiting
+
+    def _open(self, memory: Rows | Context, weights: Weights) -> Batch:
+        batch = Batch(memory, weights, self._decode, self._policy.device)
+        self._batches.append(batch)
+        return batch
+
+    def _score_prompt(self, ticket: Ticket) -> None:
+        top = ticket.job.prompt_logprobs
+        if top is None or ticket.prompt_scores is not None:
+            return
+        at_once = min(MOST_TOKENS, max(1, self.room.most_scored)) if self._has_spans else None
+        try:
+            ticket.prompt_scores, span = score_prompt(
+                self._policy, ticket.prompt, top, at_once=at_once
+            )
+        except Exception as error:  # nobody else's
+            ticket.fail(error)
+        else:
+            if span is not None:
+                self._prefixes.hold(ticket.job.weights, ticket.prompt, span)
+
+    def _begin_again(self, weights: Weights, error: Exception) -> None:
+        self._batches = [batch for batch in self._batches if batch.weights != weights]
+        again = self._admission.begin_again(weights, error)
+        if again:
+            logger.warning("%d jobs begin again, each alone: %s", len(again), error)

@@ -198,6 +198,15 @@ class Policy:
         return cast(torch.Tensor, output.logits).float()
 
     @property
+    def adapter(self) -> peft.PeftModel | None:
+        """What is trained, where that is an adapter; None: every weight."""
+        return self._adapter
+
+    def named(self) -> list[tuple[str, nn.Parameter]]:
+        """The trainable tensors by their names in the module, in the order of `trainable`."""
+        return [(name, p) for name, p in self.module.named_parameters() if p.requires_grad]
+
+    @property
     def can_recompute(self) -> bool:
         """Whether `recomputing` does anything: the model says which its blocks are."""
         return bool(self._blocks)

@@ -7,7 +7,7 @@ engine can do.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,10 @@ from loops_cookbook.local.errors import BadRequest
 
 IGNORED_TARGET = -100
 """A target that is not scored, whatever its weight or advantage."""
+MOST_COMPLETIONS = 4096
+"""Of one job."""
+MOST_PROMPT_LOGPROBS = 20
+"""Likeliest tokens that are told for each place of a prompt."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,6 +54,11 @@ class LossOutput:
     the loss clips or masks, `clip_fraction`, over scored positions."""
 
 
+Weights: TypeAlias = str
+"""`live`: as last published. `start`: as they were loaded from a checkpoint, else as `base`.
+`base`: as they were before any training. Anything else: a checkpoint that `Engine.pin` named."""
+
+
 @dataclass(frozen=True, slots=True)
 class SampleJob:
     """One request for `n` completions of one prompt."""
@@ -69,8 +78,9 @@ class SampleJob:
     the model's own end-of-sequence ids end it; where it gives any, only those do."""
     seed: int | None = None
     """With a seed, completion j depends on the weights, the prompt and (seed, j) alone."""
-    weights: Literal["live", "base"] = "live"
-    """`live`: as last published. `base`: as they were before any training."""
+    prompt_logprobs: int | None = None
+    """Score the prompt's tokens too, and so many of the likeliest in the place of each."""
+    weights: Weights = "live"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +96,38 @@ class Completion:
     """The ids decoded, special tokens included; for people."""
 
 
+class TokenScore(NamedTuple):
+    """How likely a token was in its place of a prompt."""
+
+    logprob: float
+    """Under the model's whole distribution at temperature 1."""
+    rank: int
+    """1: the likeliest."""
+
+
+PromptScores: TypeAlias = list[dict[int, TokenScore] | None]
+"""For each token of a prompt, its score and those of the likeliest; None for the first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What a job comes to."""
+
+    completions: list[Completion]
+    prompt_scores: PromptScores | None = None
+    """None: they were not asked for."""
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What ids and lengths a model takes."""
+    """What ids and lengths a model takes, and this machine with it."""
 
     vocab_size: int
     max_seq_len: int
+    most_tokens: int | None = None
+    """Of a prompt and its completion, that memory holds; None: any number."""
+    most_scored: int | None = None
+    """Of a prompt whose tokens are scored; None: any number."""
 
 
 def check_rows(
@@ -129,13 +165,15 @@ def check_job(job: SampleJob, limits: Limits) -> None:
         BadRequest: with the parameter and what to give.
     """
     length = len(job.prompt_ids)
+    tokens = min(length + job.max_tokens, limits.max_seq_len)
+    scored = job.prompt_logprobs
     faults = {
         "prompt is empty: give at least one token": length == 0,
         f"prompt has {length} tokens: with a window of {limits.max_seq_len} it must be shorter, so "
         "that one token can be sampled": length >= limits.max_seq_len,
         f"prompt has ids outside the vocabulary of {limits.vocab_size}": length > 0
         and not 0 <= min(job.prompt_ids) <= max(job.prompt_ids) < limits.vocab_size,
-        f"n is {job.n}: give 1 or more": job.n < 1,
+        f"n is {job.n}: give 1 to {MOST_COMPLETIONS}": not 1 <= job.n <= MOST_COMPLETIONS,
         f"max_tokens is {job.max_tokens}: give 1 or more": job.max_tokens < 1,
         f"temperature is {job.temperature!r}: give 0 (greedy) or more": not (
             0 <= job.temperature < np.inf
@@ -143,6 +181,16 @@ def check_job(job: SampleJob, limits: Limits) -> None:
         f"top_p is {job.top_p!r}: give more than 0 and at most 1": not 0 < job.top_p <= 1,
         f"top_k is {job.top_k}: give 0 (off) or more": job.top_k < 0,
         "stop holds an empty string: leave it out": "" in job.stop,
+        f"prompt_logprobs is {scored}: give 0 (the prompt's own tokens) to "
+        f"{MOST_PROMPT_LOGPROBS}": scored is not None
+        and not 0 <= scored <= min(MOST_PROMPT_LOGPROBS, limits.vocab_size),
+        f"prompt_logprobs of {length} tokens do not fit into memory: at most "
+        f"{limits.most_scored} do": scored is not None
+        and limits.most_scored is not None
+        and length > limits.most_scored,
+        f"a prompt of {length} tokens and max_tokens {job.max_tokens} do not fit into memory: "
+        f"ask for at most {limits.most_tokens} tokens together": limits.most_tokens is not None
+        and tokens > limits.most_tokens,
     }
     for fault, is_found in faults.items():
         if is_found:

@@ -5,7 +5,7 @@ raised as `BadRequest` or `WireError`; the app makes 422 of both.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias, TypeVar
 from urllib.parse import quote
 
@@ -19,18 +19,23 @@ from loops_cookbook.local.decode import job_of, rows_of
 from loops_cookbook.local.errors import BadRequest
 from loops_cookbook.local.metrics import Tally
 from loops_cookbook.local.operations import Operation, Operations
-from loops_cookbook.local.requests import LossOutput
+from loops_cookbook.local.places import Place
+from loops_cookbook.local.requests import LossOutput, Weights
 from loops_cookbook.local.worker import Drawn, NotServed, Worker
 from loops_cookbook.services.bodies import (
     Accepted,
     ForwardBackward,
     InitTrainer,
     InitTrainerResult,
+    LoadState,
+    LoadStateResult,
     OptimStep,
     OptimStepResult,
     Sample,
     SaveForSampler,
     SaveForSamplerResult,
+    SaveState,
+    SaveStateResult,
     read,
     write,
 )
@@ -38,7 +43,9 @@ from loops_cookbook.services.wire import POLICY_VERSION, output_json, samples_js
 
 MAX_KEY_CHARACTERS = 256
 
-TrainerBodyT = TypeVar("TrainerBodyT", InitTrainer, ForwardBackward, OptimStep, SaveForSampler)
+TrainerBodyT = TypeVar(
+    "TrainerBodyT", InitTrainer, ForwardBackward, OptimStep, SaveForSampler, SaveState, LoadState
+)
 Work: TypeAlias = Callable[[], bytes]
 """What the engine's thread runs for an operation; returns the result's JSON."""
 
@@ -69,6 +76,8 @@ class Trainer:
         self._tally = tally
         self._has_begun = False
         self._run_id: str | None = None
+        self.seeds: dict[str, int] = {}
+        """Of runs that were announced and shall begin with a seed of their own."""
 
     def routes(self) -> list[Route]:
         """Every route of a trainer that this server has."""
@@ -81,6 +90,9 @@ class Trainer:
             self._operation(ForwardBackward, self._forward_backward, "forward_backward"),
             self._operation(OptimStep, self._optim_step, "optim_step"),
             self._operation(SaveForSampler, self._publish, "save_weights_for_sampler"),
+            self._operation(SaveState, self._save_state, "save_state"),
+            self._operation(LoadState, self._load_state, "load_state"),
+            self._operation(LoadState, self._load_all, "load_state_with_optimizer"),
         ]
 
     def check_run(self, run_id: str | None) -> None:
@@ -153,8 +165,10 @@ class Trainer:
         self.check_model(body.base_model)
         self._has_begun, self._run_id = True, body.run_id
 
+        seed = None if body.run_id is None else self.seeds.get(body.run_id)
+
         def work() -> bytes:
-            self._engine.init_trainer(body.lora_rank)
+            self._engine.init_trainer(body.lora_rank, seed=seed)
             return write(
                 InitTrainerResult(step=self._engine.step, lora_rank=self._engine.lora_rank)
             )
@@ -185,14 +199,43 @@ class Trainer:
         return work
 
     def _publish(self, body: SaveForSampler) -> Work:
+        place = Place.of(body.run_id, "sampler_weights", body.name)
         if not body.bump_version:
-            raise BadRequest(
-                "bump_version is false: this engine keeps no checkpoints, so it can only publish"
-            )
-        path = f"bt://loops:{body.run_id or 'local'}/sampler_weights/{body.name}"
+            self._engine.check_place(place)
 
         def work() -> bytes:
-            return write(SaveForSamplerResult(version=self._engine.publish(), path=path))
+            if body.bump_version:
+                version = self._engine.publish()
+            else:
+                self._engine.save(place)
+                version = self._engine.policy_version
+            return write(SaveForSamplerResult(version=version, path=str(place)))
+
+        return work
+
+    def _save_state(self, body: SaveState) -> Work:
+        place = Place.of(body.run_id, "weights", body.name)
+        self._engine.check_place(place)
+
+        def work() -> bytes:
+            self._engine.save(place)
+            return write(SaveStateResult(mode="full", path=str(place)))
+
+        return work
+
+    def _load_state(self, body: LoadState) -> Work:
+        return self._load(body, with_optimizer=False)
+
+    def _load_all(self, body: LoadState) -> Work:
+        return self._load(body, with_optimizer=True)
+
+    def _load(self, body: LoadState, *, with_optimizer: bool) -> Work:
+        place = Place.parse(body.path)
+        self._engine.check_place(place)
+
+        def work() -> bytes:
+            step = self._engine.load(place, with_optimizer=with_optimizer)
+            return write(LoadStateResult(step=step))
 
         return work
 
@@ -215,6 +258,17 @@ class Sampler:
             Route("/trainers_policy_version", self._policy_version, methods=["GET"]),
         ]
 
+    def _unfloored(self, request: Request) -> Weights:
+        """What a request is sampled from that asks for no version: a checkpoint, or a beginning."""
+        path = request.headers.get("x-checkpoint-path")
+        if path is not None:
+            return self._engine.pin(Place.parse(path))
+        if "x-run-id" not in request.headers:
+            return "base"
+        if self._trainer.has_begun:
+            self._trainer.check_run(request.headers["x-run-id"])
+        return "start"
+
     async def _policy_version(self, _: Request) -> Response:
         return json_answer({"policy_version": self._engine.policy_version})
 
@@ -229,15 +283,15 @@ class Sampler:
         raw = await read_body(request, self._limits.max_body_bytes)
         job = job_of(read(raw, Sample), self._engine.max_seq_len)
         self._engine.check_job(job)
-        if "x-checkpoint-path" in request.headers:
-            raise BadRequest("X-Checkpoint-Path: this engine keeps no checkpoints, send none")
-        if self._trainer.has_begun and "x-run-id" in request.headers:
-            self._trainer.check_run(request.headers["x-run-id"])
         floor = request.headers.get("x-min-policy-version", "0")
         if not floor.isdecimal() or len(floor) > MOST_DIGITS:
             raise BadRequest(
                 f"X-Min-Policy-Version is {floor[:40]!r}: send an integer of 0 or more"
             )
+        if "x-checkpoint-path" in request.headers and self._engine.policy_version < int(floor):
+            # A checkpoint is served until the policy is at the version that is asked for.
+            floor = "0"
+        job = replace(job, weights=self._unfloored(request))
 
         async def answer() -> Response:
             with anyio.move_on_after(self._limits.hold_seconds) as holding:
@@ -250,7 +304,7 @@ class Sampler:
                 return refusal(408, str(error))
             except Exception as error:  # the engine's; the request was checked before
                 return refusal(500, f"{type(error).__name__}: {error}")
-            self._tally.sampled(drawn.completions)
+            self._tally.sampled(drawn.sampled.completions)
             return _sampled(job.prompt_ids, drawn)
 
         with self._tally.sampling():
@@ -258,9 +312,10 @@ class Sampler:
 
 
 def _sampled(prompt: list[int], drawn: Drawn) -> Response:
-    body = samples_json(prompt, drawn.completions)
-    version = {POLICY_VERSION: str(drawn.policy_version)}
-    return Response(body, headers=version, media_type="application/json")
+    body = samples_json(prompt, drawn.sampled.completions, drawn.sampled.prompt_scores)
+    version = drawn.policy_version
+    headers = {} if version is None else {POLICY_VERSION: str(version)}
+    return Response(body, headers=headers, media_type="application/json")
 
 
 def _accepted(operation: Operation) -> Response:

@@ -13,7 +13,7 @@ model allows it, else padded; how large micro-batches are and which keep their a
 
 import logging
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from typing import Literal
@@ -34,6 +34,10 @@ from loops_cookbook.local.requests import IGNORED_TARGET, LossOutput, Row
 from loops_cookbook.local.score import score
 
 logger = logging.getLogger(__name__)
+
+
+MOMENTS = ("step", "exp_avg", "exp_avg_sq")
+"""What AdamW keeps of each parameter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +171,34 @@ class Trainer:
     def description(self) -> dict[str, str]:
         """What a run's record says of how rows are computed."""
         return {"packed_training": str(self._packing), "activations": str(self._budget)}
+
+    def moments(self) -> dict[str, torch.Tensor]:
+        """The optimizer's state: `<field>.<name of the parameter>`; empty before the first step."""
+        return {
+            f"{key}.{name}": value
+            for name, parameter in self._policy.named()
+            for key, value in self._optimizer.state.get(parameter, {}).items()
+        }
+
+    def restore(self, moments: Mapping[str, torch.Tensor]) -> None:
+        """Go on with what `moments` gave; gradients are dropped.
+
+        Raises:
+            BadRequest: they are of other parameters; nothing is changed.
+        """
+        named = self._policy.named()
+        state: dict[int, dict[str, torch.Tensor]] = {}
+        for index, (name, parameter) in enumerate(named):
+            held = {key: moments[f"{key}.{name}"] for key in MOMENTS if f"{key}.{name}" in moments}
+            is_whole = len(held) == len(MOMENTS) and held["exp_avg"].shape == parameter.shape
+            if held and not is_whole:
+                raise BadRequest(f"the optimizer's state of {name} is of another shape")
+            if held:
+                state[index] = held
+        if len(moments) != len(MOMENTS) * len(state):
+            raise BadRequest("the optimizer's state is of other parameters than these")
+        self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": state})
+        self.clear()
 
     def clear(self) -> None:
         """Drop all gradients."""

@@ -1,11 +1,18 @@
 """One queue in front of the engine: trainer operations and samples, first come, first served.
 
-The engine runs in one thread, one call at a time, so training and sampling never meet. Samples
-that stand next to each other in the queue go to the engine in one call. What a call raises ends
-that operation or that sample and nothing else; a merged call that fails is done again one by one,
-so that each sample has its own answer. When a forward_backward fails, the operations that were
-sent after it and are waiting, up to the next optim_step, fail with it: a step is never taken on
-a part of what was sent.
+The engine runs in one thread, one call at a time, so training and sampling never meet. Sampling
+is a call for each step, and samples that arrive meanwhile join at the next one. Between two steps
+at most one operation runs, and between two operations at least one step, so that neither keeps
+the other waiting for long. To whoever asks it is as if everything ran in the order of arrival:
+
+- `forward`, `forward_backward` and `optim_step` leave the published weights as they are. They run
+  between the steps of samples that were there before them.
+- Any other operation may put other weights in their place. It waits until the samples before it
+  have ended, and all that came after it waits with it. So no completion is drawn from two versions.
+
+What a call raises ends that operation or that sample and nothing else. When a forward_backward
+fails, the operations that were sent after it and are waiting, up to the next optim_step, fail with
+it: a step is never taken on a part of what was sent.
 """
 
 import logging
@@ -19,11 +26,23 @@ import anyio.to_thread
 
 from loops_cookbook.errors import LoopsError
 from loops_cookbook.local.operations import Operation, Operations
-from loops_cookbook.local.requests import Completion, LossOutput, Row, SampleJob
+from loops_cookbook.local.places import Place
+from loops_cookbook.local.requests import LossOutput, Row, Sampled, SampleJob, Weights
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+PAUSING = {"forward", "forward_backward", "optim_step", "save_state"}
+"""Operations that samples are merely paused for."""
+
+
+class Ticket(Protocol):
+    """A job that the engine has taken."""
+
+    def leave(self) -> None:
+        """Nobody waits for it any more: nothing will be told of it."""
+        ...
 
 
 class Engine(Protocol):
@@ -35,7 +54,7 @@ class Engine(Protocol):
     step: int
     policy_version: int
 
-    def init_trainer(self, lora_rank: int) -> None:
+    def init_trainer(self, lora_rank: int, *, seed: int | None = None) -> None:
         """Begin again from the loaded weights."""
         ...
 
@@ -78,8 +97,33 @@ class Engine(Protocol):
         """Sample from the trained weights from now on."""
         ...
 
-    def sample(self, jobs: Sequence[SampleJob]) -> list[list[Completion]]:
-        """The completions of every job."""
+    @property
+    def is_sampling(self) -> bool:
+        """Whether jobs are waiting or under way."""
+        ...
+
+    def check_place(self, place: Place) -> None:
+        """Refuse, in any thread, a checkpoint where none can be kept."""
+        ...
+
+    def save(self, place: Place) -> None:
+        """Write a checkpoint."""
+        ...
+
+    def load(self, place: Place, *, with_optimizer: bool) -> int:
+        """Train on from a checkpoint; the step that training is at."""
+        ...
+
+    def pin(self, place: Place) -> Weights:
+        """A name for a checkpoint's weights, for jobs; in any thread."""
+        ...
+
+    def ask(self, job: SampleJob) -> Ticket:
+        """Queue a job."""
+        ...
+
+    def draw(self) -> Sequence[tuple[Ticket, Sampled | Exception]]:
+        """Draw one more token for all jobs that fit, and tell what ended."""
         ...
 
 
@@ -98,10 +142,11 @@ async def in_thread(work: Callable[[], T]) -> T:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """The completions of one job, and the version that all of them were drawn from."""
+    """What one job came to, and the version that all of it was drawn from."""
 
-    completions: list[Completion]
-    policy_version: int
+    sampled: Sampled
+    policy_version: int | None
+    """None: of a checkpoint, which has no version."""
 
 
 class NotServed(LoopsError):
@@ -151,6 +196,8 @@ class Worker:
         self._operations = operations
         self._off_load = off_load
         self._queue: deque[_Work | _Draw] = deque()
+        self._drawing: dict[Ticket, tuple[_Draw, int | None]] = {}
+        """Samples that the engine has, with the version that they are drawn from, if it has one."""
         self._arrived = anyio.Event()
         self._operated = anyio.Event()
 
@@ -161,7 +208,7 @@ class Worker:
     async def sample(self, job: SampleJob, floor: int) -> Drawn:
         """Draw a job's completions from a version of at least `floor`; 0: untrained weights.
 
-        Leaving before the engine took the job takes it out of the queue.
+        Leaving ends the job.
 
         Raises:
             NotServed: the floor was reached, and left again by a new beginning.
@@ -185,14 +232,17 @@ class Worker:
     async def run(self) -> None:
         """Serve the queue until cancelled."""
         while True:
-            while not self._queue:
+            while not (self._queue or self.engine.is_sampling):
                 self._arrived = anyio.Event()
                 await self._arrived.wait()
-            head = self._queue.popleft()
-            if isinstance(head, _Work):
-                await self._operate(head)
-            else:
-                await self._draw([head, *self._draws_at_head()])
+            self._take_samples()
+            work = self._next_work()
+            if work is not None:
+                await self._operate(work)
+                self._take_samples()
+            self._let_go()
+            if self.engine.is_sampling:
+                await self._step()
 
     def _put(self, item: _Work | _Draw) -> None:
         self._queue.append(item)
@@ -229,39 +279,60 @@ class Worker:
             if name == "optim_step":
                 return
 
-    def _draws_at_head(self) -> list[_Draw]:
-        draws: list[_Draw] = []
-        while self._queue and isinstance(head := self._queue[0], _Draw):
+    def _take_samples(self) -> None:
+        """Hand the samples at the head of the queue to the engine."""
+        while self._queue and isinstance(draw := self._queue[0], _Draw):
             self._queue.popleft()
-            draws.append(head)
-        return draws
+            self._begin(draw)
 
-    async def _draw(self, draws: Sequence[_Draw]) -> None:
+    def _next_work(self) -> _Work | None:
+        """Take the operation at the head of the queue, unless it has to wait for samples."""
+        work = self._queue[0] if self._queue else None
+        if not isinstance(work, _Work):
+            return None
+        if self.engine.is_sampling and work.operation.name not in PAUSING:
+            return None
+        self._queue.popleft()
+        return work
+
+    def _begin(self, draw: _Draw) -> None:
         version = self.engine.policy_version
-        served: list[_Draw] = []
-        for draw in draws:
-            if draw.floor > version:
-                draw.end(NotServed(f"policy version {draw.floor} is not served, {version} is"))
-            elif not draw.is_abandoned:
-                served.append(draw)
-        if not served:
-            return
-        jobs = [_routed(draw, version) for draw in served]
-        try:
-            answers = await self._off_load(lambda: self.engine.sample(jobs))
-            answered = list(zip(served, answers, strict=True))
-        except Exception as error:  # whatever it is, it is the samples' and not the worker's
-            if len(served) == 1:
-                logger.warning("a sample failed: %s", error, exc_info=error)
-                served[0].end(error)
+        if draw.floor > version:
+            draw.end(NotServed(f"policy version {draw.floor} is not served, {version} is"))
+        elif not draw.is_abandoned:
+            job = replace(draw.job, weights="live") if draw.floor else draw.job
+            try:
+                ticket = self.engine.ask(job)
+            except LoopsError as error:
+                draw.end(error)
             else:
-                for draw in served:
-                    await self._draw([draw])
+                self._drawing[ticket] = draw, version if draw.floor else _unfloored(draw.job)
+
+    def _let_go(self) -> None:
+        """Let go of the samples that nobody waits for any more."""
+        left = [ticket for ticket, (draw, _) in self._drawing.items() if draw.is_abandoned]
+        for ticket in left:
+            ticket.leave()
+            del self._drawing[ticket]
+
+    async def _step(self) -> None:
+        try:
+            ended = await self._off_load(self.engine.draw)
+        except Exception as error:  # whatever it is, it is the samples' and not the worker's
+            logger.warning("sampling failed: %s", error, exc_info=error)
+            for ticket, (draw, _) in self._drawing.items():
+                ticket.leave()
+                draw.end(error)
+            self._drawing.clear()
             return
-        for draw, completions in answered:
-            draw.end(Drawn(completions, version if draw.floor else 0))
+        for ticket, outcome in ended:
+            draw, version = self._drawing.pop(ticket)
+            if isinstance(outcome, Exception):
+                logger.warning("a sample failed: %s", outcome, exc_info=outcome)
+            draw.end(outcome if isinstance(outcome, Exception) else Drawn(outcome, version))
 
 
-def _routed(draw: _Draw, version: int) -> SampleJob:
-    """A job without a floor asks for the untrained weights, which version 0 still is."""
-    return replace(draw.job, weights="live" if draw.floor or version == 0 else "base")
+def _unfloored(job: SampleJob) -> int | None:
+    """The version of a job that asks for none: the untrained weights', or a checkpoint's, which has
+    none."""
+    return 0 if job.weights in ("start", "base", "live") else None

@@ -8,6 +8,7 @@ confirmed it) is left out and a warning says so.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from loops_cookbook.recipes.confirm import UNASKED, Confirmation
 from loops_cookbook.recipes.plan import Plan
 from loops_cookbook.recipes.producers import producer_warnings
 from loops_cookbook.recipes.scope import KEY_VARIABLE, WAYS_OUT
@@ -46,8 +47,16 @@ class CheckReport:
         }
 
 
-def check_report(plan: Plan, values: Mapping[str, str]) -> CheckReport:
-    """Report a plan; launches nothing and needs no network."""
+def check_report(
+    plan: Plan, values: Mapping[str, str], confirmation: Confirmation = UNASKED
+) -> CheckReport:
+    """Report a plan; launches nothing and needs no network.
+
+    Args:
+        plan: what is reported.
+        values: the environment.
+        confirmation: what hosted Loops says of the model, where it trains.
+    """
     loaded, config = plan.loaded, plan.config
     training = config.training
     lines = [
@@ -55,7 +64,7 @@ def check_report(plan: Plan, values: Mapping[str, str]) -> CheckReport:
         f"  paths, modules: beside {loaded.directory}",
         f"  .env: {plan.environment.summary}",
         f"  runs: {loaded.output_dir}",
-        *_model_line(plan),
+        *_model_line(plan, confirmation),
         f"Runtime: {config.runtime}; tasks: {len(plan.tasks)}",
         _capabilities_line(plan),
         f"Renderer: {plan.detection.line}",
@@ -69,15 +78,21 @@ def check_report(plan: Plan, values: Mapping[str, str]) -> CheckReport:
         f"Producers: {producers_summary(plan.others)}",
         LAST_LINE,
     ]
-    return CheckReport(tuple(lines), warnings_of(plan, values), plan.detection)
+    return CheckReport(tuple(lines), warnings_of(plan, values, confirmation), plan.detection)
 
 
-def _model_line(plan: Plan) -> list[str]:
+def _model_line(plan: Plan, confirmation: Confirmation) -> list[str]:
     length = f"max_seq_len {plan.config.model.max_seq_len}"
     if plan.scope.is_own:
         return [f"Service: {plan.scope.factory}; model {plan.model.name}; {length}"]
-    if not plan.scope.is_local:
-        return []
+    if plan.scope.is_remote:
+        url = plan.config.compute.trainer_url
+        return [f"Remote: {url}; model {plan.model.name}; {length}"]
+    if plan.scope.is_hosted:
+        if not confirmation.is_confirmed:
+            return []
+        limit = "" if confirmation.limit is None else f" (enabled up to {confirmation.limit})"
+        return [f"Loops model: {plan.model.name}; {length}{limit}"]
     limit = f" (up to {plan.model_limit})" if plan.model_limit else ""
     return [f"Local model: {plan.model.name}; {length}{limit}"]
 
@@ -111,10 +126,12 @@ def _clock_line(plan: Plan) -> str:
     return f"Rollout clock: {plan.clocks.rollout_seconds:g}s ({how})"
 
 
-def warnings_of(plan: Plan, values: Mapping[str, str]) -> tuple[str, ...]:
+def warnings_of(
+    plan: Plan, values: Mapping[str, str], confirmation: Confirmation = UNASKED
+) -> tuple[str, ...]:
     """What to know before a run, one line each, with what to do."""
     return (
-        *_engine_warnings(plan, values),
+        *_engine_warnings(plan, values, confirmation),
         *producer_warnings(plan.config.producers, values),
         *plan.detection.warnings,
         *_mode_warnings(plan),
@@ -125,21 +142,51 @@ def warnings_of(plan: Plan, values: Mapping[str, str]) -> tuple[str, ...]:
     )
 
 
-def _engine_warnings(plan: Plan, values: Mapping[str, str]) -> list[str]:
-    if plan.scope.is_local:
-        if not is_installed(LOCAL):
-            return [
-                "the embedded engine needs the extra 'local', which is not installed; `loops run` "
-                'needs it: run `uv add "loops-cookbook[local]"`'
-            ]
+def _engine_warnings(
+    plan: Plan, values: Mapping[str, str], confirmation: Confirmation
+) -> list[str]:
+    if plan.scope.is_local and not is_installed(LOCAL):
+        return [
+            "the embedded engine needs the extra 'local', which is not installed; `loops run` "
+            'needs it: run `uv add "loops-cookbook[local]"`'
+        ]
+    if plan.scope.is_hosted:
+        return [*_unconfirmed(plan, values, confirmation), *_ignored(plan)]
+    if plan.scope.is_remote:
+        return [*_keyless(plan, values), *_ignored(plan)]
+    return []
+
+
+def _keyless(plan: Plan, values: Mapping[str, str]) -> list[str]:
+    variable = plan.config.compute.api_key_env
+    if variable is None or values.get(variable):
         return []
-    if plan.scope.is_own:
+    return [f"compute.api_key_env: neither the environment nor .env has {variable}; set it"]
+
+
+def _unconfirmed(plan: Plan, values: Mapping[str, str], confirmation: Confirmation) -> list[str]:
+    if confirmation.is_confirmed:
         return []
-    key = "" if values.get(KEY_VARIABLE) else f"{KEY_VARIABLE} in the environment or .env, and "
-    needs = f" needs {key}a later version: this one cannot train on hosted Loops"
+    needs = ""
+    if not values.get(KEY_VARIABLE):
+        needs = f"; `loops run` needs {KEY_VARIABLE} in the environment or .env; or {WAYS_OUT}"
     return [
-        f"{plan.model.name} was not confirmed: nobody was asked whether Loops serves it at "
-        f"max_seq_len {plan.config.model.max_seq_len}; `loops run`{needs}; or {WAYS_OUT}"
+        f"{plan.model.name} at max_seq_len {plan.config.model.max_seq_len} was not confirmed: "
+        f"{confirmation.why_not}{needs}"
+    ]
+
+
+def _ignored(plan: Plan) -> list[str]:
+    """Keys that nobody but the embedded engine under this command is told of."""
+    found: list[str] = []
+    if "lora_alpha" in plan.config.model.model_fields_set:
+        found.append("model.lora_alpha")
+    if "seed" in plan.config.model.model_fields_set and plan.scope.is_remote:
+        found.append("model.seed")
+    if plan.config.compute.deterministic:
+        found.append("compute.deterministic")
+    return [
+        f"{key}: the service sets its own and is not told of this one; remove it" for key in found
     ]
 
 

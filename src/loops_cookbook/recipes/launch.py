@@ -3,10 +3,11 @@
 Whatever cannot be had is refused here, before a run folder or a process is made.
 """
 
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from functools import partial
+from typing import TypeAlias
 
 import anyio
 import anyio.to_thread
@@ -15,12 +16,15 @@ from loops_cookbook.errors import MissingExtra, ModelError, UsageError
 from loops_cookbook.recipes.own_service import OwnService, open_own_service
 from loops_cookbook.recipes.plan import Plan
 from loops_cookbook.recipes.producers import open_judges, require_keys
-from loops_cookbook.recipes.scope import KEY_VARIABLE, WAYS_OUT
+from loops_cookbook.recipes.scope import KEY_VARIABLE, TEAM_VARIABLE, URL_VARIABLE, WAYS_OUT
 from loops_cookbook.rundir.layout import RunFolder
 from loops_cookbook.services.base import Service, ServiceContext
 from loops_cookbook.services.command import EngineOptions
 from loops_cookbook.services.extras import LOCAL, is_installed
 from loops_cookbook.services.gather import loop_settled
+
+Settle: TypeAlias = Callable[[], Awaitable[None]]
+Opened: TypeAlias = AbstractAsyncContextManager[Service]
 
 
 def require_service(plan: Plan, values: Mapping[str, str]) -> None:
@@ -33,18 +37,12 @@ def require_service(plan: Plan, values: Mapping[str, str]) -> None:
     if plan.scope.is_local:
         if not is_installed(LOCAL):
             raise MissingExtra("the embedded engine (scope local)", "local")
-    elif plan.scope.is_own:
-        pass
-    elif not values.get(KEY_VARIABLE):
+    elif plan.scope.is_remote:
+        _remote_key(plan, values)
+    elif plan.scope.is_hosted and not values.get(KEY_VARIABLE):
         raise UsageError(
             f"model.name: {plan.model.name!r} is not on this machine, and hosted Loops needs "
-            f"{KEY_VARIABLE}, which neither the environment nor .env has, and a later version of "
-            f"loops-cookbook; {WAYS_OUT}"
-        )
-    else:
-        raise UsageError(
-            f"model.name: {plan.model.name!r} is not on this machine, and this version of "
-            f"loops-cookbook cannot train on hosted Loops; {WAYS_OUT}"
+            f"{KEY_VARIABLE}, which neither the environment nor .env has; set it, or {WAYS_OUT}"
         )
     if plan.detection.renderer is None:
         reasons = "; ".join(plan.detection.warnings) or "its tokenizer cannot be read"
@@ -58,27 +56,44 @@ def rendering_limiter(plan: Plan) -> anyio.CapacityLimiter | None:
 
 @asynccontextmanager
 async def open_service(
-    plan: Plan, folder: RunFolder, *, rendering: anyio.CapacityLimiter | None = None
+    plan: Plan,
+    folder: RunFolder,
+    values: Mapping[str, str],
+    *,
+    rendering: anyio.CapacityLimiter | None = None,
 ) -> AsyncGenerator[Service]:
     """The trainer and sampler of a plan that `require_service` let through.
 
     Args:
         plan: the run.
         folder: where the engine's log goes.
+        values: the environment, which holds the keys.
         rendering: threads for the renderer. Calls of a group become ready as it lets them, so
             equal ones leave together only once all that it holds are through.
 
     Raises:
         UsageError: the engine refused the model.
-        EngineDied: the engine ended, or did not serve in time.
+        ServiceError: the service refused, or could not be reached.
     """
     settle = loop_settled if rendering is None else partial(_rendered, rendering)
     if plan.own_service is not None:
         context = _service_context(plan, plan.own_service, folder)
-        async with open_own_service(plan.own_service, context, settle=settle) as own:
-            yield own
-        return
-    # The client's libraries take as long to import as all that check needs.
+        opened = open_own_service(plan.own_service, context, settle=settle)
+    elif plan.scope.is_local:
+        opened = _local(plan, folder, settle)
+    elif plan.scope.is_remote:
+        opened = _remote(plan, folder, _remote_key(plan, values), settle)
+    else:
+        opened = _hosted(plan, folder, values, settle)
+    async with opened as service:
+        yield service
+
+
+# The clients' libraries take as long to import as all that check needs: each is imported where a
+# service is opened.
+
+
+def _local(plan: Plan, folder: RunFolder, settle: Settle) -> Opened:
     from loops_cookbook.services.spawn import local_engine
 
     model = plan.config.model
@@ -90,12 +105,66 @@ async def open_service(
         lora_rank=model.lora_rank,
         lora_alpha=model.lora_alpha,
         seed=model.seed,
+        deterministic=plan.config.compute.deterministic,
+        checkpoints=folder.checkpoints,
     )
     log = folder.root / "engine.log"
-    async with local_engine(
-        options, run_id=folder.root.name, log_path=log, settle=settle
-    ) as service:
-        yield service
+    return local_engine(options, run_id=folder.root.name, log_path=log, settle=settle)
+
+
+def _remote(plan: Plan, folder: RunFolder, key: str | None, settle: Settle) -> Opened:
+    from loops_cookbook.services.remote import RemoteOptions, remote_loops
+
+    compute = plan.config.compute
+    assert compute.trainer_url is not None, "the config has a rule for it"
+    options = RemoteOptions(
+        trainer_url=compute.trainer_url,
+        sampler_url=compute.sampler_url or compute.trainer_url,
+        model=plan.model.name,
+        lora_rank=plan.config.model.lora_rank,
+        run_id=folder.root.name,
+        api_key=key,
+    )
+    return remote_loops(options, settle=settle)
+
+
+def _hosted(plan: Plan, folder: RunFolder, values: Mapping[str, str], settle: Settle) -> Opened:
+    from loops_cookbook.services.control import HOSTED_URL, HostedOptions
+    from loops_cookbook.services.loops import hosted_loops
+
+    model, scope = plan.config.model, plan.scope.scope
+    options = HostedOptions(
+        model=plan.model.name,
+        max_seq_len=model.max_seq_len,
+        lora_rank=model.lora_rank,
+        seed=model.seed,
+        mode=scope if scope in ("serverless", "dedicated") else None,
+        team=values.get(TEAM_VARIABLE) or None,
+        name=folder.root.name,
+    )
+    return hosted_loops(
+        options,
+        api_key=values[KEY_VARIABLE],
+        base_url=values.get(URL_VARIABLE) or HOSTED_URL,
+        settle=settle,
+    )
+
+
+def _remote_key(plan: Plan, values: Mapping[str, str]) -> str | None:
+    """The key of the servers that the config names; None where it names none.
+
+    Raises:
+        UsageError: neither the environment nor .env has it.
+    """
+    variable = plan.config.compute.api_key_env
+    if variable is None:
+        return None
+    if not values.get(variable):
+        raise UsageError(
+            f"compute.api_key_env: neither the environment nor .env has a {variable}; set it to "
+            "the key of the servers"
+        )
+    return values[variable]
 
 
 @asynccontextmanager

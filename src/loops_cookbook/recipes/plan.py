@@ -210,7 +210,7 @@ def _model_config(config: RLConfig, model: ModelSource, scope: Chosen) -> Mappin
     if scope.is_own:
         return {}
     if not scope.is_local:
-        if config.model.lora_rank == 0:
+        if config.model.lora_rank == 0 and not scope.is_remote:
             raise ConfigError(
                 "model.lora_rank: found 0 (every weight), which only the embedded engine trains; "
                 "use 1 or more"

@@ -13,16 +13,19 @@ from typing import Literal, TypeAlias, cast
 from loops_cookbook.config.shared import SCOPES
 from loops_cookbook.errors import ConfigError
 
-Scope: TypeAlias = Literal["local", "serverless", "dedicated", "own"]
+Scope: TypeAlias = Literal["local", "remote", "serverless", "dedicated", "own"]
 
 SCOPE_VARIABLE = "BASETEN_LOOPS_SCOPE"
 KEY_VARIABLE = "BASETEN_API_KEY"
+URL_VARIABLE = "LOOPS_BASE_URL"
+"""Another control plane than that of hosted Loops."""
+TEAM_VARIABLE = "LOOPS_TEAM"
 CONFIGURED = "[compute] scope"
 """The source of a scope that the config names."""
 
 WAYS_OUT = (
     "name a model on this machine, such as models/counting or a folder with a Hugging Face model, "
-    "to train it on the embedded engine"
+    "to train it on the embedded engine, or set [compute] scope to a service that you have"
 )
 """What to do where hosted Loops cannot be had."""
 
@@ -43,6 +46,16 @@ class Chosen:
     def is_local(self) -> bool:
         """Whether the embedded engine trains."""
         return self.scope == "local"
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether servers at the config's addresses train."""
+        return self.scope == "remote"
+
+    @property
+    def is_hosted(self) -> bool:
+        """Whether hosted Loops trains."""
+        return self.scope in (None, "serverless", "dedicated")
 
     @property
     def is_own(self) -> bool:

@@ -50,6 +50,11 @@ class RunFolder:
         return self.root / "evaluations.jsonl"
 
     @property
+    def checkpoints(self) -> Path:
+        """The folder of the embedded engine's checkpoints."""
+        return self.root / "checkpoints"
+
+    @property
     def transcripts(self) -> Path:
         """The folder with a file for each attempt that `trace` keeps."""
         return self.root / "transcripts"

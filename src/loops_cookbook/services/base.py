@@ -106,6 +106,21 @@ class Trainer(Protocol):
         ...
 
 
+class Checkpointer(Protocol):
+    """A trainer that can also keep its state; a run of one that cannot has no checkpoints."""
+
+    async def save(self, name: str) -> str:
+        """Keep what is trained and its optimizer as a checkpoint of this run; where it is.
+
+        One of the same name is replaced.
+        """
+        ...
+
+    async def load(self, path: str, *, with_optimizer: bool) -> int:
+        """Train on from a checkpoint; the step that training is at, 0 without the optimizer."""
+        ...
+
+
 class Service(Protocol):
     """A trainer and its sampler."""
 

@@ -100,14 +100,35 @@ class SaveForSampler(Request):
     """`POST /save_weights_for_sampler`; `bump_version`: the paired sampler serves them."""
 
     name: str
+    ttl_seconds: int | None = None
     run_id: str | None = None
     seq_id: int = 0
     bump_version: bool
     model: str
 
 
+class SaveState(Request):
+    """`POST /save_state`: a checkpoint that training can go on from."""
+
+    name: str
+    ttl_seconds: int | None = None
+    run_id: str | None = None
+    seq_id: int = 0
+    model: str
+
+
+class LoadState(Request):
+    """`POST /load_state`, and `/load_state_with_optimizer`, which restores the step too."""
+
+    path: str
+    run_id: str | None = None
+    seq_id: int = 0
+    model: str
+
+
 class Sample(Request):
-    """`POST /sample`. `logprobs: 0` asks for the sampled token's own logprob."""
+    """`POST /sample`. `logprobs: 0` asks for the sampled token's own logprob, and
+    `prompt_logprobs: 0` for those of the prompt's own tokens; k adds the k likeliest."""
 
     prompt: list[int]
     n: int = Field(1, ge=1, le=4096)
@@ -124,6 +145,8 @@ class Sample(Request):
     stop_token_ids: list[int] | None = None
     stop: str | list[str] | None = None
     structured_outputs: dict[str, object] | None = None
+    model: str | None = None
+    lora: str | None = None
 
 
 class Answer(BaseModel):
@@ -178,11 +201,31 @@ class SaveForSamplerResult(Answer):
     path: str = ""
 
 
+class SaveStateResult(Answer):
+    """Result of `save_state`."""
+
+    mode: str = ""
+    path: str = ""
+
+
+class LoadStateResult(Answer):
+    """Result of `load_state` and `load_state_with_optimizer`: the step that training is at."""
+
+    step: int = 0
+
+
 class ChoiceLogprobs(Answer):
     """Tokens as `token_id:<id>` (or ids) and their logprobs, position by position."""
 
     tokens: list[int | str] = []
     token_logprobs: list[FiniteFloat]
+
+
+class TokenLogprob(Answer):
+    """How likely a token was in its place of a prompt; rank 1 is the likeliest."""
+
+    logprob: FiniteFloat
+    rank: int | None = None
 
 
 class Choice(Answer):
@@ -194,6 +237,8 @@ class Choice(Answer):
     logprobs: ChoiceLogprobs
     token_ids: list[int] | None = None
     prompt_token_ids: list[int] | None = None
+    prompt_logprobs: list[dict[int, TokenLogprob] | None] | None = None
+    """For each token of the prompt, itself first and then the likeliest; null for the first."""
 
 
 class Samples(Answer):

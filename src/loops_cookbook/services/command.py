@@ -25,12 +25,19 @@ class EngineOptions:
     """None: cuda where there is one, else cpu."""
     dtype: str | None = None
     threads: int | None = None
+    deterministic: bool = False
+    """Sample each request alone."""
+    checkpoints: Path | None = None
+    """Where they are kept, made when the first is; None: none can be saved or loaded."""
 
     def command(self) -> list[str]:
-        """The command line of the child; None is left out."""
+        """The command line of the child; None and False are left out."""
         # -P: a file in the working directory must not stand in for a module of the engine.
         line = [sys.executable, "-P", "-m", "loops_cookbook.local", "serve", "--end-with-stdin"]
         for name, value in asdict(self).items():
-            if value is not None:
-                line.append(f"--{name.replace('_', '-')}={value}")
+            argument = f"--{name.replace('_', '-')}"
+            if isinstance(value, bool):
+                line += [argument] if value else []
+            elif value is not None:
+                line.append(f"{argument}={value}")
         return line

@@ -31,12 +31,16 @@ from loops_cookbook.services.bodies import (
     ForwardBackwardResult,
     InitTrainer,
     InitTrainerResult,
+    LoadState,
+    LoadStateResult,
     OptimStep,
     OptimStepResult,
     Poll,
     Samples,
     SaveForSampler,
     SaveForSamplerResult,
+    SaveState,
+    SaveStateResult,
     WireError,
     checked,
     read,
@@ -78,6 +82,15 @@ def idempotency_key(run_id: str | None, key: str, operation: str, chunk: int = 0
     return hashlib.sha256(named.encode()).hexdigest()[:32]
 
 
+@dataclass(slots=True)
+class Published:
+    """What a trainer handed to its sampler last."""
+
+    version: int = 0
+    path: str | None = None
+    """The checkpoint to sample, where samples name one; None: the base model."""
+
+
 class HttpTrainer:
     """A `Trainer` over HTTP.
 
@@ -86,6 +99,8 @@ class HttpTrainer:
         model: the base model's id, as the service calls it.
         run_id: the service's name of this run; None where it has none.
         chunk_bytes: a batch of more leaves as several forward_backward requests.
+        is_pinned: whether samples name the checkpoint that they are drawn from, as they do where
+            there are no floors; then what is published has a name that no other has.
     """
 
     def __init__(
@@ -95,7 +110,10 @@ class HttpTrainer:
         model: str,
         run_id: str | None,
         chunk_bytes: int = MAX_CHUNK_BYTES,
+        is_pinned: bool = False,
     ) -> None:
+        self.published = Published()
+        self._is_pinned = is_pinned
         self._transport = transport
         self._chunk_bytes = chunk_bytes
         self._model = model
@@ -128,7 +146,7 @@ class HttpTrainer:
             rows.append(datum_json(datum))
             if len(rows[-1]) > LONG_ROW_BYTES:
                 await anyio.lowlevel.checkpoint()
-        with _understood(self._transport, "the batch does not fit the wire"):
+        with understood(self._transport, "the batch does not fit the wire"):
             parts = chunks(rows, self._chunk_bytes)
         async with self._submitting:
             forwards = [await self._forward(part, loss, key, i) for i, part in enumerate(parts)]
@@ -146,10 +164,39 @@ class HttpTrainer:
 
     async def publish(self, *, key: str) -> int:
         """Hand the current weights to the sampler; the version that it will serve."""
+        call = "save_weights_for_sampler"
+        name = f"{key}-{idempotency_key(self._run_id, key, call)}" if self._is_pinned else key
         async with self._submitting:
-            body = self._body(SaveForSampler, name=key, bump_version=True)
-            operation = await self._submit("save_weights_for_sampler", key, body)
-        return (await self._result(operation, SaveForSamplerResult)).version
+            body = self._body(SaveForSampler, name=name, bump_version=True)
+            operation = await self._submit(call, key, body)
+        told = await self._result(operation, SaveForSamplerResult)
+        self.published.version = told.version
+        if self._is_pinned:
+            self.published.path = self._checkpoint(told, name)
+        return told.version
+
+    async def save(self, name: str) -> str:
+        """Keep what is trained and its optimizer as a checkpoint of this run; where it is."""
+        async with self._submitting:
+            body = self._body(SaveState, name=name)
+            # A name may be saved again, so it does not name the operation.
+            operation = await self._submit("save_state", uuid.uuid4().hex, body)
+        return (await self._result(operation, SaveStateResult)).path
+
+    async def load(self, path: str, *, with_optimizer: bool) -> int:
+        """Train on from a checkpoint; the step that training is at, 0 without the optimizer."""
+        call = "load_state_with_optimizer" if with_optimizer else "load_state"
+        async with self._submitting:
+            body = self._body(LoadState, path=path)
+            operation = await self._submit(call, uuid.uuid4().hex, body)
+        return (await self._result(operation, LoadStateResult)).step
+
+    def _checkpoint(self, told: SaveForSamplerResult, name: str) -> str | None:
+        """The path of what was published; None of the base model, which version 0 is."""
+        here = f"bt://loops:{self._run_id}/sampler_weights/"
+        if told.version == 0:
+            return None
+        return told.path if told.path.startswith(here) else f"{here}{name}"
 
     async def _forward(
         self, rows: Sequence[bytes], loss: LossSpec, key: str, chunk: int
@@ -182,7 +229,7 @@ class HttpTrainer:
         answer = await self._transport.call(
             "submit", "POST", f"/{name}", body=body, headers=headers
         )
-        with _understood(self._transport, f"POST /{name}"):
+        with understood(self._transport, f"POST /{name}"):
             return _Operation(name, read(answer.body, Accepted).operation_id)
 
     async def _result(self, operation: _Operation, model: type[ResultT]) -> ResultT:
@@ -190,7 +237,7 @@ class HttpTrainer:
         while True:
             asked = anyio.current_time()
             answer = await self._transport.call("poll", "GET", path, headers=self._headers)
-            with _understood(self._transport, f"the result of {operation.name}"):
+            with understood(self._transport, f"the result of {operation.name}"):
                 poll = Poll() if answer.status == 408 else read(answer.body, Poll)
                 if poll.status == "done":
                     return checked(poll.result, model)
@@ -204,7 +251,7 @@ class HttpTrainer:
     def _logprobs(
         self, results: Sequence[ForwardBackwardResult], batch: Sequence[Datum]
     ) -> tuple[Logprobs, ...]:
-        with _understood(self._transport, "the result of forward_backward"):
+        with understood(self._transport, "the result of forward_backward"):
             told = [logprobs for result in results for logprobs in output_logprobs(result)]
             lengths = [len(logprobs) for logprobs in told]
             if lengths != [len(datum.input_ids) for datum in batch]:
@@ -251,7 +298,7 @@ class HttpSampler:
                 f"a sample cannot be asked for ({error}): mend the parameters that it was given"
             ) from error
         answer = await self._transport.call("sample", "POST", "/sample", body=body, headers=headers)
-        with _understood(self._transport, "POST /sample"):
+        with understood(self._transport, "POST /sample"):
             version = _version(answer.headers.get(POLICY_VERSION), min_policy_version)
             completions = sampled(read(answer.body, Samples), version)
             if len(completions) != n:
@@ -270,7 +317,7 @@ def _version(told: str | None, floor: int) -> int | None:
 
 
 @contextmanager
-def _understood(transport: Transport, what: str) -> Generator[None]:
+def understood(transport: Transport, what: str) -> Generator[None]:
     """Turn a body that breaks the protocol into the caller's error."""
     try:
         yield

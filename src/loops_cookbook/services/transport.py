@@ -28,10 +28,12 @@ import httpx
 
 from loops_cookbook.errors import ServiceError, ServiceRefused, ServiceUnavailable
 
-Kind: TypeAlias = Literal["submit", "poll", "sample", "chat"]
+Kind: TypeAlias = Literal["submit", "poll", "sample", "queue", "result", "control", "probe", "chat"]
 """`submit`: a trainer's operation, or a plain GET. `poll`: a wait for one's result, where 408
-says not yet. `sample`: a direct sample, which may take as long as it takes. `chat`: a completion
-of an OpenAI-compatible API, which may too."""
+says not yet. `sample`: a direct sample, which may take as long as it takes. `queue`: a sample that
+waits its turn, and `result` the wait for it. `control`: the control plane, asked once, since what
+it makes must not be made twice. `probe`: whether a server is there; any answer will do. `chat`: a
+completion of an OpenAI-compatible API, which may take as long as it takes too."""
 
 KEY_SCHEME = "Api-Key "
 MAX_CONNECTIONS = 0
@@ -44,11 +46,16 @@ TIMEOUTS: Mapping[Kind, httpx.Timeout] = {
     "submit": httpx.Timeout(600.0, connect=10.0),
     "poll": httpx.Timeout(35.0, connect=10.0),
     "sample": httpx.Timeout(None, connect=10.0, pool=300.0),
+    "queue": httpx.Timeout(600.0, connect=10.0, pool=300.0),
+    "result": httpx.Timeout(35.0, connect=10.0, pool=300.0),
+    "control": httpx.Timeout(300.0, connect=10.0),
+    "probe": httpx.Timeout(10.0),
     "chat": httpx.Timeout(None, connect=10.0),
 }
 POLL_PAUSE_SECONDS = 2.0
 """Between tries of a poll that found no server."""
 MAX_PAUSE_SECONDS = 30.0
+MAX_RETRY_AFTER_SECONDS = 60.0
 MAX_DETAIL_CHARACTERS = 500
 
 
@@ -107,34 +114,57 @@ def decide(
         chance: in [0, 1), spreads the pause over 5 s.
     """
     backoff = min(2.0 ** min(attempt - 1, 5) + 5.0 * chance, MAX_PAUSE_SECONDS)
-    pause = POLL_PAUSE_SECONDS if kind == "poll" else backoff
+    pause = POLL_PAUSE_SECONDS if kind in _POLLS else backoff
     if kind == "chat" and isinstance(outcome, Answer):
         advised = _advised_pause(outcome.headers)
         pause = backoff if advised is None else advised + chance
     if not isinstance(outcome, Answer):
         return TryAgain(pause) if _is_passing(kind, outcome) else GiveUp(ServiceUnavailable)
-    status = outcome.status
-    if status == 200 or (200 <= status < 300 and kind != "sample"):
+    if _is_taken(kind, outcome.status):
         return Accept()
-    if kind == "poll" and status == 408:
-        return Accept()
-    if status in _RETRIED[kind] and (kind == "chat" or not _is_permanent(outcome)):
+    if kind in _QUEUED and outcome.status == 503:
+        advised = _retry_after(outcome)
+        return GiveUp(ServiceUnavailable) if advised is None else TryAgain(advised)
+    if outcome.status in _RETRIED[kind] and (kind == "chat" or not _is_permanent(outcome)):
         return TryAgain(pause)
-    return GiveUp(ServiceUnavailable if status in _PASSING else ServiceRefused)
+    return GiveUp(ServiceUnavailable if outcome.status in _PASSING else ServiceRefused)
 
 
+_POLLS = frozenset({"poll", "result"})
+_QUEUED = frozenset({"queue", "result"})
+_EXACTLY: Mapping[str, int] = {"sample": 200, "queue": 202}
+"""The one status that says yes, for kinds where another success means another protocol."""
 _RETRIED: Mapping[Kind, frozenset[int]] = {
     "submit": frozenset({400, 404, 408, 502}),
     "poll": frozenset({502}),
     "sample": frozenset({400, 404, 408, 502, 503}),
+    "queue": frozenset({408, 502, 504}),
+    "result": frozenset({502, 504}),
+    "control": frozenset(),
+    "probe": frozenset(),
     "chat": frozenset({408, 409, 429, *range(500, 600)}),
 }
 _PASSING = frozenset({408, 429, 500, 502, 503, 504})
 """Statuses that are about the server's state and not about the request."""
 
 
+def _is_taken(kind: Kind, status: int) -> bool:
+    """Whether an answer is the call's result."""
+    if kind == "probe" or (kind in _POLLS and status == 408):
+        return True
+    return status == _EXACTLY[kind] if kind in _EXACTLY else 200 <= status < 300
+
+
+def _retry_after(answer: Answer) -> float | None:
+    """Seconds; a date, which the header may hold too, counts as nothing."""
+    told = answer.headers.get("retry-after", "")
+    return min(float(told), MAX_RETRY_AFTER_SECONDS) if told.isdecimal() else None
+
+
 def _is_passing(kind: Kind, failure: httpx.RequestError) -> bool:
     """Whether a broken connection is worth another try."""
+    if kind in ("control", "probe"):
+        return False
     passing = (
         httpx.ConnectError,
         httpx.ConnectTimeout,
@@ -142,7 +172,7 @@ def _is_passing(kind: Kind, failure: httpx.RequestError) -> bool:
         httpx.RemoteProtocolError,
     )
     return isinstance(failure, passing) or (
-        kind == "poll" and isinstance(failure, httpx.ReadTimeout)
+        kind in _POLLS and isinstance(failure, httpx.ReadTimeout)
     )
 
 

@@ -37,6 +37,20 @@ TOKEN_ID = "token_id:"
 """Prefix of an id in a sample's `logprobs.tokens`."""
 
 
+class Scored(Protocol):
+    """How likely a token was in its place of a prompt, as a server's engine gives it."""
+
+    @property
+    def logprob(self) -> float:
+        """At temperature 1."""
+        ...
+
+    @property
+    def rank(self) -> int:
+        """1: the likeliest."""
+        ...
+
+
 class Completed(Protocol):
     """One completion as a server's engine gives it."""
 
@@ -118,8 +132,22 @@ def forward_backward_json(
     return b"".join((head, b",".join(rows), tail))
 
 
-def sample_json(prompt_ids: Ids, params: SampleParams, n: int) -> bytes:
-    """A `sample` body; what the parameters leave open is not sent."""
+def sample_json(
+    prompt_ids: Ids,
+    params: SampleParams,
+    n: int,
+    *,
+    model: str | None = None,
+    lora: str | None = None,
+) -> bytes:
+    """A `sample` body; what the parameters leave open is not sent.
+
+    Args:
+        prompt_ids: int32[T]
+        params: how to sample.
+        n: completions.
+        model, lora: the base model and the checkpoint, for a sampler of many.
+    """
     body: dict[str, object] = {
         "prompt": prompt_ids.tolist(),
         "n": n,
@@ -137,6 +165,10 @@ def sample_json(prompt_ids: Ids, params: SampleParams, n: int) -> bytes:
         body["stop_token_ids"] = list(params.stop_token_ids)
     if params.stop:
         body["stop"] = list(params.stop)
+    if model is not None:
+        body["model"] = model
+    if lora is not None:
+        body["lora"] = lora
     return write(checked(body, Sample))
 
 
@@ -197,11 +229,21 @@ def output_json(
     return to_json({**around, "loss_fn_outputs": outputs}, inf_nan_mode="null")
 
 
-def samples_json(prompt: Sequence[int], completions: Iterable[Completed]) -> bytes:
+def samples_json(
+    prompt: Sequence[int],
+    completions: Iterable[Completed],
+    prompt_scores: Sequence[Mapping[int, Scored] | None] | None = None,
+) -> bytes:
     """A `Samples` answer, for a server.
 
     Clients of this protocol take a completion that begins with the whole prompt for an echo and
-    cut it off; an empty `prompt_token_ids` tells them that there is none.
+    cut it off; an empty `prompt_token_ids` tells them that there is none. With scores of the
+    prompt it is not told, since that would make them drop the scores.
+
+    Args:
+        prompt: the ids that were sent.
+        completions: one or more.
+        prompt_scores: for each token of the prompt, its own and those of the likeliest.
 
     Raises:
         WireError: a logprob is not finite.
@@ -217,10 +259,19 @@ def samples_json(prompt: Sequence[int], completions: Iterable[Completed]) -> byt
             "finish_reason": completed.stop,
             "logprobs": {"tokens": tokens, "token_logprobs": completed.logprobs},
         }
-        if completed.ids[: len(prompt)] == prompt:
+        if prompt_scores is not None and not choices:
+            values["prompt_logprobs"] = [
+                told and {str(token): _score(score) for token, score in told.items()}
+                for told in prompt_scores
+            ]
+        elif prompt_scores is None and completed.ids[: len(prompt)] == prompt:
             values["prompt_token_ids"] = []
         choices.append(values)
     return to_json({"choices": choices})
+
+
+def _score(score: Scored) -> dict[str, object]:
+    return {"logprob": score.logprob, "rank": score.rank}
 
 
 def numbers(data: Sequence[object], shape: Sequence[int], where: str) -> npt.NDArray[np.number]:

@@ -1,0 +1,147 @@
+"""Servers that speak the Loops protocol, at addresses that the config names.
+
+Such a server is `loops serve` on another machine, as a rule. It is waited for, since it may still
+be loading its model, but not for long: an address that is wrong never answers. `/version` tells
+whether it is ours, whose trainer takes the sampling temperature in its loss.
+"""
+
+import json
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import cast
+from urllib.parse import quote
+
+import anyio
+import httpx
+
+from loops_cookbook.errors import ServiceRefused, ServiceUnavailable
+from loops_cookbook.services.base import Sampler, Trainer
+from loops_cookbook.services.gather import GatheringSampler, loop_settled
+from loops_cookbook.services.http import HttpSampler, HttpTrainer
+from loops_cookbook.services.transport import Answer, Patience, Transport, detail, open_transport
+
+logger = logging.getLogger(__name__)
+
+READY_SECONDS = 120.0
+"""For a server to answer."""
+PROBE_SECONDS = 2.0
+"""Between two looks at whether it does."""
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteOptions:
+    """Where a run is trained and sampled."""
+
+    trainer_url: str
+    sampler_url: str
+    model: str
+    """As the servers call it."""
+    lora_rank: int
+    run_id: str
+    """Names the run on the wire."""
+    api_key: str | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteService:
+    """Two servers as a `Service`."""
+
+    trainer: Trainer
+    sampler: Sampler
+    description: Mapping[str, str | int]
+    temperature_in_loss: bool
+
+
+@asynccontextmanager
+async def remote_loops(
+    options: RemoteOptions,
+    *,
+    settle: Callable[[], Awaitable[None]] = loop_settled,
+    patience: Patience | None = None,
+    network: httpx.AsyncBaseTransport | None = None,
+) -> AsyncGenerator[RemoteService]:
+    """Begin a run on servers that are there, with fresh weights to train.
+
+    Args:
+        options: where they are.
+        settle: when equal samples leave as one request; see `GatheringSampler`.
+        patience: for how long a call is tried again; None: as usual.
+        network: what carries the requests; None for sockets.
+
+    Raises:
+        ServiceUnavailable: nobody answers there.
+        ServiceRefused: the server has another model, or wants another key.
+    """
+    patience = patience or Patience()
+    key = options.api_key
+    async with (
+        open_transport(
+            options.trainer_url, api_key=key, patience=patience, network=network
+        ) as to_trainer,
+        open_transport(
+            options.sampler_url, api_key=key, patience=patience, network=network
+        ) as to_sampler,
+    ):
+        for transport in dict.fromkeys((to_trainer.base_url, to_sampler.base_url)):
+            at = to_trainer if transport == to_trainer.base_url else to_sampler
+            await _answering(at, f"/health?base_model={quote(options.model, safe='')}")
+        engine = await _version(to_trainer)
+        trainer = HttpTrainer(to_trainer, model=options.model, run_id=options.run_id)
+        await trainer.init_trainer(options.lora_rank)
+        sampler = HttpSampler(to_sampler, run_id=options.run_id)
+        async with GatheringSampler(sampler, settle=settle) as gathering:
+            yield RemoteService(
+                trainer,
+                gathering,
+                {
+                    "run_id": options.run_id,
+                    "trainer_url": options.trainer_url,
+                    "sampler_url": options.sampler_url,
+                    **engine,
+                },
+                temperature_in_loss="loops_cookbook" in engine,
+            )
+
+
+async def _answering(transport: Transport, path: str) -> None:
+    """Wait until a server says that it is well."""
+    began, told = anyio.current_time(), ""
+    while True:
+        try:
+            answer = await transport.call("probe", "GET", path)
+        except ServiceUnavailable as error:
+            reason = str(error)
+        else:
+            if answer.status == 200:
+                return
+            reason = f"GET {transport.base_url}{path} answered {answer.status}: {detail(answer)}"
+            if answer.status in (401, 403, 422):
+                raise ServiceRefused(
+                    f"{transport.without_key(reason)}: see [compute] in the config"
+                )
+        if anyio.current_time() - began > READY_SECONDS:
+            raise ServiceUnavailable(
+                f"{transport.without_key(reason)} (tried for {READY_SECONDS:.0f} s): see that the "
+                "server runs, and the addresses in [compute]"
+            )
+        if reason != told:
+            logger.warning("waiting for %s: %s", transport.base_url, transport.without_key(reason))
+        told = reason
+        await anyio.sleep(PROBE_SECONDS)
+
+
+async def _version(transport: Transport) -> dict[str, str | int]:
+    """What the server says of itself, where it is ours."""
+    answer = await transport.call("probe", "GET", "/version")
+    told = _object(answer) if answer.status == 200 else {}
+    return {k: v if isinstance(v, str | int) else str(v) for k, v in told.items()}
+
+
+def _object(answer: Answer) -> dict[str, object]:
+    try:
+        told = cast(object, json.loads(answer.body))
+    except ValueError:
+        return {}
+    return cast(dict[str, object], told) if isinstance(told, dict) else {}

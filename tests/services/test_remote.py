@@ -1,0 +1,103 @@
+"""Servers at given addresses as a service, in virtual time."""
+
+from collections.abc import Callable
+
+import anyio
+import httpx
+import pytest
+from trio.testing import MockClock
+
+from loops_cookbook.errors import ServiceRefused, ServiceUnavailable
+from loops_cookbook.services.remote import RemoteOptions, remote_loops
+
+pytestmark = pytest.mark.anyio
+
+OPTIONS = RemoteOptions(
+    trainer_url="http://gpu:8000/",
+    sampler_url="http://gpu:8001",
+    model="a/model",
+    lora_rank=8,
+    run_id="run",
+    api_key="secret-of-the-server",
+)
+OURS = {"loops_cookbook": "0.1.0", "lora_rank": 8, "extra": None}
+
+
+@pytest.fixture
+def anyio_backend() -> tuple[str, dict[str, object]]:
+    return "trio", {"clock": MockClock(autojump_threshold=0)}
+
+
+def server(
+    health: Callable[[httpx.Request], httpx.Response] = lambda _: httpx.Response(200),
+    version: tuple[int, object] = (200, OURS),
+) -> httpx.MockTransport:
+    """A trainer and a sampler that begin a run, and do no more."""
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/health":
+            return health(request)
+        if request.url.path == "/version":
+            return httpx.Response(version[0], json=version[1])
+        if request.url.path == "/init_trainer_server":
+            return httpx.Response(202, json={"operation_id": "o"})
+        return httpx.Response(200, json={"status": "done", "result": {"step": 0, "lora_rank": 8}})
+
+    return httpx.MockTransport(answer)
+
+
+async def test_both_addresses_are_asked_whether_they_have_the_model() -> None:
+    asked: list[str] = []
+
+    def health(request: httpx.Request) -> httpx.Response:
+        assert request.headers["authorization"] == "Api-Key secret-of-the-server"
+        asked.append(str(request.url))
+        return httpx.Response(200)
+
+    async with remote_loops(OPTIONS, network=server(health)) as service:
+        assert service.temperature_in_loss
+        assert service.description["loops_cookbook"] == "0.1.0"
+    query = "health?base_model=a%2Fmodel"
+    assert asked == [f"http://gpu:8000/{query}", f"http://gpu:8001/{query}"]
+
+
+async def test_a_server_that_is_not_ours_is_not_told_the_temperature() -> None:
+    async with remote_loops(OPTIONS, network=server(version=(404, "what?"))) as service:
+        assert not service.temperature_in_loss
+
+
+async def test_a_server_that_is_still_starting_is_waited_for(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def health(_: httpx.Request) -> httpx.Response:
+        if anyio.current_time() - began < 60:
+            raise httpx.ConnectError("refused")
+        return httpx.Response(200)
+
+    began = anyio.current_time()
+    async with remote_loops(OPTIONS, network=server(health)):
+        pass
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith("waiting for http://gpu:8000: GET http://gpu:8000/health")
+
+
+async def test_an_address_where_nobody_answers_is_given_up_with_what_to_do() -> None:
+    def health(_: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("refused")
+
+    began = anyio.current_time()
+    with pytest.raises(ServiceUnavailable, match=r"refused.*addresses in \[compute\]"):
+        async with remote_loops(OPTIONS, network=server(health)):
+            pass
+    assert 120 <= anyio.current_time() - began < 130
+
+
+@pytest.mark.parametrize("code", [401, 403, 422])
+async def test_a_refusal_is_told_at_once_without_the_key(code: int) -> None:
+    def health(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(code, json={"detail": f"no: {request.headers['authorization']}"})
+
+    with pytest.raises(ServiceRefused, match=f"answered {code}: no: ") as told:
+        async with remote_loops(OPTIONS, network=server(health)):
+            pass
+    assert "secret-of-the-server" not in str(told.value)
