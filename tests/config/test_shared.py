@@ -20,16 +20,9 @@ def test_a_scope_that_exists_is_taken(scope: str) -> None:
 
 def test_any_other_scope_is_refused_with_those_that_exist() -> None:
     assert told(ComputeTable, {"scope": "mars"}) == [
-        "scope: there is no scope 'mars'; it is one of local, serverless, dedicated, deployment, "
+        "scope: there is no scope 'mars'; it is one of local, remote, serverless, dedicated, deployment, "
         "or module:factory for a service of your own"
     ]
-
-
-def test_only_the_embedded_engine_can_be_asked_to_be_deterministic() -> None:
-    for scope in (None, "local"):
-        assert ComputeTable(scope=scope, deterministic=True).deterministic
-    (said,) = told(ComputeTable, {"scope": "serverless", "deterministic": True})
-    assert said.startswith("deterministic: set, but only the embedded engine does it")
 
 
 def test_a_service_of_ones_own_is_named_as_module_and_factory() -> None:

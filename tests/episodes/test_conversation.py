@@ -112,6 +112,7 @@ async def test_the_sampler_is_asked_on_the_terms_of_the_config() -> None:
         stop=("###",),
         stop_token_ids=(END,),
         seed=100,
+        attempt=1,
     )
     assert call.min_policy_version == 2
     assert call.affinity_key == "train-3"

@@ -19,9 +19,11 @@ pytest.importorskip("starlette")
 
 from loops_cookbook.errors import ServiceRefused, ServiceUnavailable
 from loops_cookbook.learning.datums import Datum
+from loops_cookbook.local.answers import OFF_LOADED_BYTES
 from loops_cookbook.local.app import create_app
 from loops_cookbook.local.errors import BadRequest
 from loops_cookbook.local.operations import Operations
+from loops_cookbook.local.places import Place
 from loops_cookbook.local.requests import (
     Completion,
     LossOutput,
@@ -77,9 +79,13 @@ class ScriptedEngine:
     waiting: list[Ticket] = field(default_factory=list[Ticket])
     broken: str = ""
 
-    def init_trainer(self, lora_rank: int) -> None:
+    def init_trainer(self, lora_rank: int, *, seed: int | None = None) -> None:
         self.calls.append("init_trainer")
         self.lora_rank, self.step, self.policy_version, self.gradients = lora_rank, 0, 0, 0
+
+    def check_rank(self, lora_rank: int) -> None:
+        if lora_rank > 64:
+            raise BadRequest(f"lora_rank is {lora_rank}: too much")
 
     def check_rows(
         self, rows: Sequence[Row], loss: str, config: Mapping[str, object] | None
@@ -118,6 +124,12 @@ class ScriptedEngine:
         self.step += 1
         return {"learning_rate": settings["learning_rate"]}
 
+    def check_place(self, place: Place) -> None:
+        raise BadRequest("this engine keeps no checkpoints")
+
+    def pin(self, place: Place) -> str:
+        raise BadRequest("this engine keeps no checkpoints")
+
     def publish(self) -> int:
         self.calls.append("publish")
         self.policy_version = self.step
@@ -145,6 +157,11 @@ class ScriptedEngine:
             return Sampled(completions)
         following = job.prompt_ids[1:]
         return Sampled(completions, [None, *({t: TokenScore(-2.0, 5)} for t in following)])
+
+
+async def settle() -> None:
+    for _ in range(30):
+        await anyio.lowlevel.checkpoint()
 
 
 async def at_once(work: Callable[[], T]) -> T:
@@ -364,7 +381,10 @@ class TestRefusals:
             ("/forward", loss_body(top_k_logprobs=3), "top_k_logprobs"),
             ("/optim_step", step_body(adam_params={"learning_rate": "1"}), "learning_rate"),
             ("/optim_step", {"model": MODEL}, "adam_params"),
-            ("/save_weights_for_sampler", publish_body(bump_version=False), "bump_version"),
+            ("/save_weights_for_sampler", publish_body(bump_version=False), "no checkpoints"),
+            ("/save_weights_for_sampler", publish_body(name="../x"), "name is '../x'"),
+            ("/save_state", {"name": "a", "run_id": "r", "model": MODEL}, "no checkpoints"),
+            ("/load_state", {"path": "/etc", "run_id": "r", "model": MODEL}, "bt://"),
             ("/init_trainer_server", init_body(base_model="other"), "other"),
             ("/init_trainer_server", init_body(lora_rank=-1), "lora_rank"),
             ("/init_trainer_server", [], "body"),
@@ -389,12 +409,40 @@ class TestRefusals:
         assert answer.status_code == 422
         assert "JSON" in answer.json()["detail"]
 
-    @pytest.mark.parametrize("key", ["", "k" * 257])
+    @pytest.mark.parametrize("key", ["", "k" * 129])
     async def test_an_operation_needs_a_key_of_a_bounded_length(self, key: str) -> None:
         async with serving() as served:
             answer = await served.begin(key=key)
         assert answer.status_code == 422
         assert "Idempotency-Key" in answer.json()["detail"]
+
+    @pytest.mark.parametrize("key", [".", "..", "a/../b", "/a", "a/"])
+    async def test_a_key_that_an_address_would_lose_is_refused(self, key: str) -> None:
+        """`..` was accepted, and asked for at `/operations/..`, which clients make `/` of."""
+        async with serving() as served:
+            answer = await served.begin(key=key)
+        assert answer.status_code == 422
+        assert f"Idempotency-Key is {key!r}" in answer.json()["detail"]
+
+    @pytest.mark.parametrize("rate", [1e9, 1.5])
+    async def test_a_learning_rate_that_is_a_slip_is_refused_at_once(self, rate: float) -> None:
+        """Any was taken, and the weights were gone by the time that a NaN told."""
+        async with serving() as served:
+            await served.begin()
+            answer = await served.post(
+                "/optim_step", step_body(adam_params={"learning_rate": rate})
+            )
+        assert answer.status_code == 422
+        assert f"learning_rate is {rate}: give 0 or more, and at most 1" in answer.json()["detail"]
+
+    async def test_a_rank_that_the_engine_refuses_begins_no_run(self) -> None:
+        """Any was taken, and memory ran out in the engine's thread."""
+        async with serving() as served:
+            await served.begin()
+            answer = await served.post("/init_trainer_server", init_body("s", lora_rank=65), "l")
+            assert answer.status_code == 422
+            assert "lora_rank is 65" in answer.json()["detail"]
+            assert (await served.post("/forward", loss_body(), "f")).status_code == 202
 
     async def test_a_key_cannot_name_two_different_operations(self) -> None:
         async with serving() as served:
@@ -407,8 +455,6 @@ class TestRefusals:
         ("method", "path"),
         [
             ("GET", "/nothing"),
-            ("POST", "/save_state"),
-            ("POST", "/load_state"),
             ("POST", "/v1/completions"),
             ("GET", "/sample"),
             ("POST", "/health"),
@@ -457,6 +503,62 @@ class TestRefusals:
         async with serving(api_key="s3cret") as served:
             headers = {"Authorization": f"{scheme} s3cret"}
             assert (await served.client.get("/health", headers=headers)).status_code == 200
+
+
+class TestLargeBodies:
+    """They were read on the event loop, which served nobody meanwhile."""
+
+    @asynccontextmanager
+    async def held_back(self) -> AsyncGenerator[tuple[Served, list[anyio.Event]]]:
+        """A server whose work off the event loop waits until it is let go."""
+        held: list[anyio.Event] = []
+
+        async def later(work: Callable[[], T]) -> T:
+            held.append(anyio.Event())
+            await held[-1].wait()
+            return work()
+
+        operations = Operations()
+        worker = Worker(ScriptedEngine(), operations, off_load=later)
+        app = create_app(worker, operations, api_key=None)
+        network = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with (
+            app.router.lifespan_context(app),
+            httpx.AsyncClient(transport=network, base_url="http://engine", timeout=None) as client,
+        ):
+            yield Served(worker.engine, client, network), held
+
+    async def test_others_are_served_while_one_is_read(self) -> None:
+        large = loss_body(padding="x" * OFF_LOADED_BYTES)
+        async with self.held_back() as (served, held), anyio.create_task_group() as tasks:
+            await served.begin()
+            await settle()
+            held[0].set()  # the run begins
+            tasks.start_soon(served.post, "/forward", large, "large")
+            await settle()
+            assert (await served.client.get("/health")).status_code == 200
+            assert (await served.client.get("/operations/large")).status_code == 404
+            held[1].set()
+            await settle()
+            held[2].set()
+            assert (await served.result("large"))["status"] == "done"
+
+    async def test_one_that_is_sent_twice_at_once_runs_once(self) -> None:
+        large = loss_body(padding="x" * OFF_LOADED_BYTES)
+        async with self.held_back() as (served, held):
+            await served.begin()
+            await settle()
+            held[0].set()
+            async with anyio.create_task_group() as tasks:
+                for _ in range(2):
+                    tasks.start_soon(served.post, "/forward", large, "large")
+                await settle()
+                held[2].set(), held[1].set()
+            await settle()
+            held[3].set()
+            assert (await served.result("large"))["status"] == "done"
+            assert len(held) == 4
+            assert served.engine.calls == ["init_trainer", "forward"]
 
 
 class TestRuns:
@@ -581,15 +683,26 @@ class TestSamples:
         assert served.engine.jobs == []
 
     @pytest.mark.parametrize(
-        ("header", "value"), [("X-Checkpoint-Path", "bt://x"), ("X-Min-Policy-Version", "new")]
+        ("header", "value", "told"),
+        [
+            ("X-Checkpoint-Path", "bt://x", "'bt://x' is no checkpoint of this server"),
+            ("X-Checkpoint-Path", "bt://loops:r/weights/a", "keeps no checkpoints"),
+            ("X-Min-Policy-Version", "new", "X-Min-Policy-Version"),
+        ],
     )
     async def test_a_header_that_cannot_be_followed_is_refused(
-        self, header: str, value: str
+        self, header: str, value: str, told: str
     ) -> None:
         async with serving() as served:
             answer = await served.client.post("/sample", json=SAMPLE, headers={header: value})
         assert answer.status_code == 422
-        assert header in answer.json()["detail"]
+        assert told in answer.json()["detail"]
+
+    async def test_without_a_floor_a_run_is_sampled_as_it_began(self) -> None:
+        async with serving(ScriptedEngine(policy_version=2)) as served:
+            answer = await served.post("/sample", SAMPLE, X_Run_Id="r")
+        assert answer.headers["x-trainers-policy-version"] == "0"
+        assert served.engine.jobs[0].weights == "start"
 
     async def test_without_a_floor_the_untrained_weights_serve(self) -> None:
         async with serving(ScriptedEngine(policy_version=2)) as served:

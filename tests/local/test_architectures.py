@@ -4,7 +4,7 @@ What is found is a line of the table in `docs/guide/models.md`, where it has to 
 """
 
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
+from peft.tuners.lora import LoraLayer
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from torch import nn
@@ -21,9 +22,14 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging
 
+from loops_cookbook.errors import ModelError
 from loops_cookbook.local.engine import Completion, Engine, EngineSettings, Row, SampleJob
 from loops_cookbook.local.model import Policy, load_policy
 from loops_cookbook.local.probe import probe
+from loops_cookbook.local.requests import Sampled
+from loops_cookbook.local.sampling.probe import try_spans
+from loops_cookbook.local.sampling.sampler import Sampler
+from loops_cookbook.local.sampling.tickets import Ticket
 
 pytestmark = pytest.mark.torch
 
@@ -147,9 +153,7 @@ def takes_adapters(policy: Policy) -> bool:
         warnings.simplefilter("ignore")  # peft's, of patterns that match no layer of a mixture
         try:
             policy.reset(4, lora_alpha=8, seed=0)
-        except ValueError as refusal:
-            if "Mamba" not in str(refusal):
-                raise
+        except ModelError:
             return False
     return True
 
@@ -160,6 +164,7 @@ def takes_adapters(policy: Policy) -> bool:
 def line(family: Family, folder: Path) -> str:
     """The family's line of the table."""
     policy = loaded(folder)
+    joined = "yes" if try_spans(policy).is_plain else "no"
     name = type(policy.module).__name__
     head = policy.module.get_output_embeddings()
     linear = {
@@ -173,7 +178,7 @@ def line(family: Family, folder: Path) -> str:
     else:
         policy.reset(0, lora_alpha=8, seed=0)
     packed = "yes" if probe(policy).is_on else "no"
-    return f"| {family.name} | `{name}` | {trained} | {packed} |"
+    return f"| {family.name} | `{name}` | {trained} | {packed} | {joined} |"
 
 
 def adapted(policy: Policy, linear: set[str]) -> str:
@@ -285,3 +290,108 @@ def check_equal(engine: Engine, sampled: list[tuple[Row, Completion]]) -> None:
     for logprobs, (_, completion) in zip(output.logprobs, sampled, strict=True):
         trainers = logprobs[-len(completion.ids) :]
         np.testing.assert_allclose(trainers, completion.logprobs, rtol=0, atol=1e-4)
+
+
+def test_a_model_that_takes_no_adapter_says_what_does_and_is_left_as_it_was(
+    family: Family, folder: Path
+) -> None:
+    """peft's own error passed, and the layers that it had replaced by then stayed."""
+    policy = loaded(folder)
+    if takes_adapters(policy):
+        pytest.skip("it takes one")
+    with pytest.raises(ModelError, match=r"^\w+ takes no LoRA adapter: use lora_rank = 0, .*$"):
+        policy.reset(4, lora_alpha=8, seed=0)
+    assert not any(isinstance(layer, LoraLayer) for layer in policy.module.modules())
+
+
+# --- Sampling, beside one plain pass over each text
+
+TURN = SampleJob([], n=1, max_tokens=40, stop_token_ids=(0,))
+"""A turn of a conversation, long enough that what it leaves behind is kept for the next."""
+
+
+def check_plain(policy: Policy, job: SampleJob, completions: list[Completion]) -> None:
+    for completion in completions:
+        ids = torch.tensor([job.prompt_ids + completion.ids])
+        with torch.no_grad():
+            logits = policy.module(input_ids=ids, use_cache=False).logits[0].float()
+        logprobs = logits.log_softmax(-1)[len(job.prompt_ids) - 1 : -1]
+        plain = logprobs.gather(1, torch.tensor(completion.ids)[:, None])[:, 0].numpy()
+        np.testing.assert_allclose(completion.logprobs, plain, rtol=0, atol=1e-4)
+
+
+def sampling(policy: Policy, **changes: Any) -> Sampler:
+    return Sampler(policy, lambda _: "", **{"max_seq_len": 128, "seed": 0} | changes)
+
+
+def sampled(sampler: Sampler, arrivals: list[list[SampleJob]]) -> dict[int, list[Completion]]:
+    """What jobs come to, by their seeds, that arrive some before each step."""
+    seeds: dict[Ticket, int | None] = {}
+    ended: dict[int, list[Completion]] = {}
+    while arrivals or not sampler.is_idle:
+        seeds |= {sampler.add(job): job.seed for job in (arrivals.pop(0) if arrivals else ())}
+        for ticket, outcome in sampler.step():
+            assert isinstance(outcome, Sampled)
+            ended[seeds[ticket]] = outcome.completions
+    return ended
+
+
+def jobs_of_many_lengths() -> list[SampleJob]:
+    """Two of them ask for one prompt."""
+    random = np.random.default_rng(1)
+    prompts = [random.integers(3, 64, length).tolist() for length in (3, 17, 60, 33)]
+    limits = (12, 3, 7, 20, 5)
+    return [
+        replace(TURN, prompt_ids=prompt, n=n, max_tokens=limit, seed=seed)
+        for seed, (prompt, n, limit) in enumerate(
+            zip([*prompts, prompts[1]], (2, 3, 1, 2, 4), limits, strict=True)
+        )
+    ]
+
+
+def test_merged_requests_are_sampled_as_one_plain_pass_computes_them(folder: Path) -> None:
+    policy, jobs = loaded(folder), jobs_of_many_lengths()
+    ended = sampled(sampling(policy), [jobs])
+    for job in jobs:
+        check_plain(policy, job, ended[job.seed or 0])
+
+
+def test_requests_that_come_while_others_end_are_too(folder: Path) -> None:
+    policy, jobs = loaded(folder), jobs_of_many_lengths()
+    # Room for some of them, so that most wait for others to end.
+    tight = sampling(policy, memory_bytes=2 * 100 * sampling(policy).room.token)
+    arrivals = [jobs[:2], [], jobs[2:3], [], [], jobs[3:]]
+    for ended in (sampled(sampling(policy), list(arrivals)), sampled(tight, list(arrivals))):
+        for job in jobs:
+            check_plain(policy, job, ended[job.seed or 0])
+
+
+def test_turns_of_conversations_that_share_a_beginning_are_too(folder: Path) -> None:
+    policy = loaded(folder)
+    its, random = sampling(policy), np.random.default_rng(2)
+    beginning = random.integers(3, 64, 36).tolist()
+    jobs = [
+        replace(TURN, prompt_ids=[*beginning, *random.integers(3, 64, 3).tolist()], seed=seed)
+        for seed in range(3)
+    ]
+    for _ in range(2):
+        ended = sampled(its, [jobs])
+        for job in jobs:
+            check_plain(policy, job, ended[job.seed or 0])
+        jobs = [
+            replace(
+                job,
+                prompt_ids=[*job.prompt_ids, *ended[job.seed or 0][0].ids, 5, 6],
+                max_tokens=10,
+            )
+            for job in jobs
+        ]
+
+
+def test_a_request_that_is_alone_gives_the_same_bits_in_any_company(folder: Path) -> None:
+    policy, jobs = loaded(folder), jobs_of_many_lengths()
+    expected: dict[int, list[Completion]] = {}
+    for job in jobs:
+        expected |= sampled(sampling(policy, is_alone=True), [[job]])
+    its = sampling(policy, is_alone=True)
+    assert sampled(its, [jobs[3:], [], jobs[:2], [], jobs[2:3]]) == expected

@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +13,8 @@ import torch
 
 from loops_cookbook.errors import ModelError
 from loops_cookbook.local.engine import BadRequest, Completion, Engine, Row, SampleJob
+from loops_cookbook.local.model import Policy
+from loops_cookbook.local.probe import Packing
 from loops_cookbook.local.requests import Sampled
 
 pytestmark = pytest.mark.torch
@@ -50,6 +54,10 @@ def teach(engine: Engine, times: int = 1) -> list[float]:
         losses.append(engine.forward_backward([LESSON], "cross_entropy", None).loss)
         engine.optim_step(**ADAM)
     return losses
+
+
+def lora_parameters(engine: Engine) -> int:
+    return int(engine.description()["trainable"])
 
 
 def sampled(engine: Engine, **changes: object) -> list[float]:
@@ -306,3 +314,55 @@ def test_settings_that_cannot_be_are_refused(make_engine: MakeEngine, tmp_path: 
         make_engine(device="abacus")
     with pytest.raises(ModelError, match="threads is 0"):
         make_engine(threads=0)
+
+
+class TestRanks:
+    @pytest.mark.parametrize("rank", [-1, 257])
+    def test_one_beyond_the_layers_is_refused(self, make_engine: MakeEngine, rank: int) -> None:
+        """Any rank was taken, however much memory it asked for."""
+        engine = make_engine(lora_rank=256)
+        with pytest.raises(BadRequest, match=f"lora_rank is {rank}: give 0 .* to 256"):
+            engine.init_trainer(rank)
+        with pytest.raises(ModelError, match=f"lora_rank is {rank}: give 0 .* to 256"):
+            make_engine(lora_rank=rank)
+
+    def test_one_that_the_model_cannot_have_leaves_the_engine_as_it_began(
+        self, make_engine: MakeEngine
+    ) -> None:
+        engine = make_engine(lora_rank=4, dtype="bfloat16")
+        before = lora_parameters(engine)
+        with pytest.raises(ModelError, match="use dtype float32"):
+            engine.init_trainer(0)
+        assert (engine.lora_rank, lora_parameters(engine)) == (4, before)
+        teach(engine)
+        assert engine.publish() == 1
+
+
+def test_a_model_is_probed_once_however_often_a_run_begins(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was probed when the engine started and again when the client began the run."""
+    probed: list[Policy] = []
+
+    def note(policy: Policy) -> Packing:
+        probed.append(policy)
+        return Packing(True, "noted")
+
+    monkeypatch.setattr("loops_cookbook.local.engine.probe", note)
+    engine = make_engine()
+    engine.init_trainer(4)
+    assert len(probed) == 1
+    assert engine.description()["packed_training"] == "on (noted)"
+
+
+def test_peft_is_not_imported_where_every_weight_is_trained(model_dir: Path) -> None:
+    """It took half a second of each start."""
+    program = (
+        "import sys; from pathlib import Path;"
+        "from loops_cookbook.local.engine import Engine, EngineSettings;"
+        f"engine = Engine(EngineSettings(Path({str(model_dir)!r}), 'tiny', 32, lora_rank=0,"
+        "    lora_alpha=8.0, seed=0, device='cpu', threads=1));"
+        "print('peft' in sys.modules)"
+    )
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert told.stdout == "False\n", told.stderr

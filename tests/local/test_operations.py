@@ -86,7 +86,7 @@ async def test_an_operation_that_runs_is_never_forgotten() -> None:
 
 
 async def test_over_the_bound_the_oldest_results_lose_their_bodies_and_not_their_keys() -> None:
-    operations = Operations(max_bytes=250)
+    operations = Operations(told_bytes=250, max_bytes=250)
     opened = [operations.open(key, "forward") for key in "abc"]
     for operation in opened:
         operations.finish(operation, b"{" + b" " * 80 + b"}")
@@ -96,8 +96,28 @@ async def test_over_the_bound_the_oldest_results_lose_their_bodies_and_not_their
     assert opened[0].ended.is_set()
 
 
+async def test_what_was_told_makes_room_first() -> None:
+    """Half a gigabyte was held for an hour, nearly all of it read long ago."""
+    operations = Operations(told_bytes=250, max_bytes=400)
+    opened = [operations.open(key, "forward") for key in "abcdef"]
+    for operation in opened[:3]:
+        operations.finish(operation, b"{" + b" " * 80 + b"}")
+    told = await operations.wait(opened[1], 0.0)
+    assert told is not None
+    operations.finish(opened[3], b"{" + b" " * 80 + b"}")
+    assert [operation.answer is None for operation in opened[:4]] == [False, True, False, False]
+    operations.finish(opened[4], b"{" + b" " * 80 + b"}")
+    assert [operation.answer is None for operation in opened[:5]] == [
+        True,
+        True,
+        False,
+        False,
+        False,
+    ]
+
+
 async def test_one_result_over_the_bound_is_kept_until_the_next() -> None:
-    operations = Operations(max_bytes=10)
+    operations = Operations(told_bytes=10, max_bytes=10)
     first, second = operations.open("a", "forward"), operations.open("b", "forward")
     operations.finish(first, b"{" + b" " * 80 + b"}")
     assert await operations.wait(first, 0.0) is not None
@@ -107,7 +127,7 @@ async def test_one_result_over_the_bound_is_kept_until_the_next() -> None:
 
 
 async def test_memory_of_forgotten_results_is_given_back() -> None:
-    operations = Operations(max_bytes=250)
+    operations = Operations(told_bytes=250, max_bytes=250)
     for hour in range(5):
         operation = operations.open(str(hour), "forward")
         operations.finish(operation, b"{" + b" " * 150 + b"}")

@@ -14,8 +14,8 @@ from loops_cookbook.learning import losses as reference
 from loops_cookbook.local.errors import BadRequest, NotFinite
 from loops_cookbook.local.model import Policy, copies, load_policy
 from loops_cookbook.local.probe import Packing
-from loops_cookbook.local.requests import Limits, LossOutput, Row, check_rows
-from loops_cookbook.local.train import AdamW, Trainer
+from loops_cookbook.local.requests import AdamW, Limits, LossOutput, Row, check_rows
+from loops_cookbook.local.train import Trainer
 
 pytestmark = pytest.mark.torch
 

@@ -54,6 +54,8 @@ class ScriptedEngine:
 
     def init_trainer(self, lora_rank: int) -> None: ...
 
+    def check_rank(self, lora_rank: int) -> None: ...
+
     def check_rows(
         self, rows: Sequence[Row], loss: str, config: Mapping[str, object] | None
     ) -> None: ...
@@ -126,7 +128,7 @@ class Bench:
         self.operations = Operations()
         self.worker = Worker(self.engine, self.operations, off_load=at_once)
         self.got: dict[int, list[Completion] | Exception] = {}
-        self.versions: dict[int, int] = {}
+        self.versions: dict[int, int | None] = {}
 
     def submit(self, name: str, error: Exception | None = None) -> Operation:
         def run() -> bytes:
@@ -140,9 +142,12 @@ class Bench:
         self.worker.submit(operation, run)
         return operation
 
-    async def draw(self, prompt: int, floor: int = 0, steps: int = 1) -> None:
+    async def draw(
+        self, prompt: int, floor: int = 0, steps: int = 1, weights: str = "base"
+    ) -> None:
+        job = SampleJob([prompt], 1, steps, weights=weights)
         try:
-            drawn: Drawn = await self.worker.sample(SampleJob([prompt], 1, steps), floor)
+            drawn: Drawn = await self.worker.sample(job, floor)
         except (RuntimeError, MemoryError, NotServed) as error:
             self.got[prompt] = error
         else:
@@ -306,6 +311,7 @@ class TestSamplesThatAreLeft:
         bench = Bench()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(bench.draw, 1, 0, 4)
+            await settled()
             with anyio.CancelScope() as leaving:
                 bench.engine.meanwhile = [lambda: None, leaving.cancel]
                 async with anyio.create_task_group() as others:
@@ -345,6 +351,22 @@ class TestSpoiltUpdates:
             "optim_step",
         ]
 
+    async def test_what_comes_later_of_a_failed_update_fails_too(self) -> None:
+        """Only what waited already was refused: what came later was summed, and stepped on."""
+        bench = Bench()
+        failing = bench.submit("forward_backward", BadRequest("loss is NaN"))
+        async with bench.running():
+            assert (await bench.answer(failing))["error_class"] == "BadRequest"
+            names = ("forward_backward", "forward", "forward_backward", "optim_step")
+            answers = [await bench.answer(bench.submit(name)) for name in names]
+            next_update = [await bench.answer(bench.submit(name)) for name in names]
+        told = [answer.get("error_class", "") for answer in answers]
+        assert told == ["UpdateSpoilt", "", "UpdateSpoilt", "UpdateSpoilt"]
+        assert (
+            f"not run: forward_backward {failing.id} of this update failed" in answers[3]["error"]
+        )
+        assert [answer["status"] for answer in next_update] == ["done"] * 4
+
     async def test_a_new_run_behind_it_is_not_touched(self) -> None:
         bench = Bench()
         bench.submit("forward_backward", BadRequest("loss is NaN"))
@@ -366,15 +388,21 @@ class TestSpoiltUpdates:
 
 class TestVersions:
     @pytest.mark.parametrize(
-        ("published", "floor", "weights", "told"),
-        [(0, 0, "live", 0), (2, 0, "base", 0), (2, 1, "live", 2), (2, 2, "live", 2)],
+        ("asked", "floor", "weights", "told"),
+        [
+            ("base", 0, "base", 0),
+            ("start", 0, "start", 0),
+            ("base", 1, "live", 2),
+            ("start", 2, "live", 2),
+            ("bt://loops:r/weights/a@1.0", 0, "bt://loops:r/weights/a@1.0", None),
+        ],
     )
     async def test_which_weights_serve(
-        self, published: int, floor: int, weights: str, told: int
+        self, asked: str, floor: int, weights: str, told: int | None
     ) -> None:
-        bench = Bench(ScriptedEngine(policy_version=published))
+        bench = Bench(ScriptedEngine(policy_version=2))
         async with bench.running():
-            await bench.draw(1, floor)
+            await bench.draw(1, floor, weights=asked)
         assert [job.weights for job in bench.engine.jobs] == [weights]
         assert bench.versions == {1: told}
 

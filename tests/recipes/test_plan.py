@@ -80,6 +80,11 @@ def test_every_weight_is_only_trained_by_the_embedded_engine(make_plan) -> None:
         make_plan("model.lora_rank=0")
 
 
+def test_only_the_embedded_engine_can_be_asked_to_be_deterministic(make_plan) -> None:
+    with pytest.raises(ConfigError, match=r"compute\.deterministic: found true, which only"):
+        make_plan("compute.deterministic=true")
+
+
 def test_a_runtime_of_the_users_own_is_made_from_its_factory(make_plan, project: Path) -> None:
     (project / "own.py").write_text(
         "from loops_cookbook.runtimes import Capabilities\n"

@@ -16,7 +16,7 @@ from loops_cookbook.learning.datums import Datum
 from loops_cookbook.services.base import AdamParams, LossSpec, SampleParams
 from loops_cookbook.services.spawn import Child, EngineOptions, child_server, local_engine
 from loops_cookbook.services.transport import Patience, open_transport
-from loops_cookbook.tokens import ids_of
+from loops_cookbook.tokens import SampledTokens, ids_of
 
 pytestmark = pytest.mark.anyio
 
@@ -264,6 +264,30 @@ class TestEngine:
         assert not np.array_equal(after.logprobs, before.logprobs)
         assert untrained.policy_version == 0
         np.testing.assert_array_equal(untrained.logprobs, before.logprobs)
+
+    async def test_a_deterministic_one_gives_the_same_bits_in_any_company(
+        self, tmp_path: Path
+    ) -> None:
+        model = tiny_model(tmp_path / "model")
+        options = EngineOptions(model, "tiny", 32, 0, device="cpu", threads=1, deterministic=True)
+        prompt = ids_of([3, 4, 5])
+        calls = [SampleParams(max_tokens=6 - k, seed=k, attempt=k) for k in range(4)]
+        got: list[list[SampledTokens]] = []
+        async with local_engine(options, run_id="r1", log_path=tmp_path / "log") as engine:
+
+            async def draw(into: list[SampledTokens], params: SampleParams) -> None:
+                into += await engine.sampler.sample(prompt, params)
+
+            for together in ([calls[3]], calls, calls[2:]):
+                got.append([])
+                async with anyio.create_task_group() as tasks:
+                    for params in together:
+                        tasks.start_soon(draw, got[-1], params)
+        assert [len(some) for some in got] == [1, 4, 2]
+        for some in got:
+            (its,) = (tokens for tokens in some if len(tokens.ids) == 3)
+            np.testing.assert_array_equal(its.ids, got[0][0].ids)
+            np.testing.assert_array_equal(its.logprobs, got[0][0].logprobs)
 
 
 def parent(program: str, folder: Path) -> str:

@@ -51,22 +51,16 @@ class ComputeTable(StrictModel):
         )
 
     deterministic: bool = False
-    """Embedded engine: each request decoded alone. What a seed gives then depends on nothing else
-    that is sampled, to the last bit, and takes longer."""
+    """Embedded engine only: no calls are merged and each request is decoded alone. What a seed
+    gives then depends on nothing else that is sampled, to the last bit, and takes longer."""
 
     def broken_rules(self) -> Iterator[Problem]:
-        """A server has an address; only the embedded engine can be asked to be deterministic."""
+        """A server that runs already has an address."""
         if self.scope == "remote" and self.trainer_url is None:
             yield Problem(
                 ("trainer_url",),
                 'missing; scope "remote" needs the address of a server, such as '
                 '"http://gpu-host:8000"',
-            )
-        if self.deterministic and self.scope not in (None, "local"):
-            yield Problem(
-                ("deterministic",),
-                f"set, but only the embedded engine does it; remove it, or use scope 'local' "
-                f"instead of {self.scope!r}",
             )
 
 

@@ -265,6 +265,7 @@ class Conversation:
             stop=stops,
             stop_token_ids=self._policy.renderer.stop_token_ids + given.stop_token_ids,
             seed=seed,
+            attempt=self._record.place.attempt,
         )
 
     async def _sample(

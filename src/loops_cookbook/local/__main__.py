@@ -17,8 +17,11 @@ import os
 import socket
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import NoReturn
+
+from starlette.types import ASGIApp
 
 from loops_cookbook.errors import LoopsError, UsageError
 from loops_cookbook.services.command import API_KEY_VARIABLE
@@ -103,15 +106,16 @@ def _serve(options: argparse.Namespace, ready_fd: int) -> None:
     if not api_key and options.host not in ("127.0.0.1", "::1", "localhost"):
         raise UsageError(f"{options.host} can be reached by others: set {API_KEY_VARIABLE}")
     listener = _listener(options.host, options.port)
-    logger.info("loading %s from %s", options.model_name, options.model_dir)
-    # Here and not above: torch takes seconds, and a mistyped argument should not.
-    import uvicorn
-
+    began = time.monotonic()
+    logger.info("importing torch and transformers")
+    # Here and not above: they take seconds, and a mistyped argument should not.
     from loops_cookbook.local.app import create_app
     from loops_cookbook.local.engine import Engine, EngineSettings
     from loops_cookbook.local.operations import Operations
     from loops_cookbook.local.worker import Worker
 
+    imported = time.monotonic()
+    logger.info("loading %s from %s", options.model_name, options.model_dir)
     engine = Engine(
         EngineSettings(
             model_dir=options.model_dir,
@@ -131,27 +135,38 @@ def _serve(options: argparse.Namespace, ready_fd: int) -> None:
     app = create_app(
         Worker(engine, operations), operations, api_key=api_key, checkpoints=options.checkpoints
     )
-    server = uvicorn.Server(
-        uvicorn.Config(
-            app,
-            log_config=None,
-            log_level="warning",
-            access_log=False,
-            ws="none",
-            lifespan="on",
-            server_header=False,
-            timeout_keep_alive=KEEP_ALIVE_SECONDS,
-            timeout_graceful_shutdown=GRACE_SECONDS,
-        )
-    )
     host, port = listener.getsockname()[:2]
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-    logger.info("serving %s on %s", options.model_name, url)
+    logger.info(
+        "serving %s on %s; importing took %.1f s, loading %.1f s",
+        options.model_name,
+        url,
+        imported - began,
+        time.monotonic() - imported,
+    )
     line = json.dumps({"url": url, "engine": engine.description()})
     # The socket listens already: whoever reads the line may connect before the server has begun.
     os.write(ready_fd, line.encode() + b"\n")
     os.close(ready_fd)
-    server.run(sockets=[listener])
+    _serve_app(app, listener)
+
+
+def _serve_app(app: ASGIApp, listener: socket.socket) -> None:
+    """Serve until told to end."""
+    import uvicorn
+
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        ws="none",
+        lifespan="on",
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=GRACE_SECONDS,
+    )
+    uvicorn.Server(config).run(sockets=[listener])
 
 
 def _listener(host: str, port: int) -> socket.socket:

@@ -1,13 +1,42 @@
-"""What every route shares: reading a bounded body, and answering in JSON."""
+"""What every route shares: reading a bounded body, work off the event loop, answering in JSON."""
 
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
+from typing import TypeVar
 
 import anyio
 from pydantic_core import to_json
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+
+from loops_cookbook.local.worker import OffLoad
+
+T = TypeVar("T")
+
+OFF_LOADED_BYTES = 256 * 1024
+"""Of JSON: reading or writing less takes some milliseconds, which a thread is not worth."""
+MOST_AT_ONCE = 2
+"""Large bodies that are read or written at a time: as objects they are many times as large."""
+
+
+class Parsing:
+    """Work on JSON that never holds the event loop for long.
+
+    Args:
+        off_load: runs what takes longer.
+    """
+
+    def __init__(self, off_load: OffLoad) -> None:
+        self._off_load = off_load
+        self._limiter = anyio.CapacityLimiter(MOST_AT_ONCE)
+
+    async def do(self, work: Callable[[], T], size: int) -> T:
+        """What `work` on so many bytes of JSON returns or raises."""
+        if size < OFF_LOADED_BYTES:
+            return work()
+        async with self._limiter:
+            return await self._off_load(work)
 
 
 def json_answer(body: object, status: int = 200) -> Response:

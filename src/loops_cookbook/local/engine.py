@@ -19,11 +19,12 @@ import transformers
 from loops_cookbook.errors import ModelError
 from loops_cookbook.local.checkpoints import put_trained, read_moments, read_trained, save
 from loops_cookbook.local.errors import BadRequest, NotFinite
-from loops_cookbook.local.generate import Sampler
 from loops_cookbook.local.memory import lendable_bytes
 from loops_cookbook.local.model import DTYPES, copies, load_policy
 from loops_cookbook.local.places import Place, State, read_state
+from loops_cookbook.local.probe import probe
 from loops_cookbook.local.requests import (
+    AdamW,
     Completion,
     Limits,
     LossOutput,
@@ -33,15 +34,16 @@ from loops_cookbook.local.requests import (
     check_job,
     check_rows,
 )
-from loops_cookbook.local.stand_ins import (
+from loops_cookbook.local.sampling.sampler import Sampler
+from loops_cookbook.local.sampling.stand_ins import (
     StandIns,
     merged_bytes,
     with_merged_adapters,
     without_adapters,
 )
+from loops_cookbook.local.sampling.tickets import Outcome, Ticket
 from loops_cookbook.local.text import load_decode
-from loops_cookbook.local.tickets import Outcome, Ticket
-from loops_cookbook.local.train import AdamW, Trainer
+from loops_cookbook.local.train import Trainer
 
 __all__ = [
     "BadRequest",
@@ -56,6 +58,8 @@ __all__ = [
 
 MOST_PINNED = 4
 """Checkpoints held in memory to be sampled."""
+LEAST_BOUND_OF_RANK = 256
+"""An adapter may have as many ranks as the model is wide; of a narrow one, so many."""
 ONE_THREAD_BELOW = 5_000_000
 """Parameters below which one thread is fastest: more of them spend their time meeting."""
 
@@ -103,6 +107,10 @@ class Engine:
         self._policy = load_policy(
             settings.model_dir, device=device, dtype=dtype, max_seq_len=settings.max_seq_len
         )
+        text = self._policy.module.config.get_text_config()
+        self._most_rank = max(LEAST_BOUND_OF_RANK, int(text.hidden_size))
+        if not 0 <= settings.lora_rank <= self._most_rank:
+            raise ModelError(self._rank_fault(settings.lora_rank))
         small = self._policy.parameters < ONE_THREAD_BELOW
         torch.set_num_threads(settings.threads or (1 if small else os.cpu_count() or 1))
         self._sampler = Sampler(
@@ -113,6 +121,8 @@ class Engine:
             serving=self._serving,
             is_alone=settings.deterministic,
         )
+        # On the loaded weights, which every run begins with.
+        self._packing = probe(self._policy)
         self._limits = Limits(
             self._policy.vocab_size,
             settings.max_seq_len,
@@ -121,7 +131,7 @@ class Engine:
         )
         self.model_name = settings.model_name
         self.max_seq_len = settings.max_seq_len
-        self.init_trainer(settings.lora_rank)
+        self._begin(settings.lora_rank)
 
     def init_trainer(self, lora_rank: int, *, seed: int | None = None) -> None:
         """Begin again from the loaded weights: step 0, no gradients, version 0.
@@ -129,16 +139,26 @@ class Engine:
         Args:
             lora_rank: of a fresh adapter; 0 trains every weight.
             seed: of the adapter; None: the engine's own.
+
+        Raises:
+            BadRequest: a rank that `check_rank` refuses.
+            ModelError: the model can't be trained so; the run is one of the rank before.
         """
-        if lora_rank < 0:
-            raise BadRequest(f"lora_rank is {lora_rank}: give 0 (every weight) or more")
+        self.check_rank(lora_rank)
+        try:
+            self._begin(lora_rank, seed=seed)
+        except ModelError:
+            self._begin(self.lora_rank)
+            raise
+
+    def _begin(self, lora_rank: int, *, seed: int | None = None) -> None:
         self._sampler.forget_all()
         self._policy.reset(
             lora_rank,
             lora_alpha=self._settings.lora_alpha,
             seed=self._settings.seed if seed is None else seed,
         )
-        self._trainer = Trainer(self._policy)
+        self._trainer = Trainer(self._policy, packing=self._packing)
         module = self._policy.module
         self._bare = without_adapters(module) if lora_rank else None
         self._merged: StandIns | None = None
@@ -154,6 +174,15 @@ class Engine:
         """Optimizer steps applied."""
         self.policy_version = 0
         """The step that was last published."""
+
+    def check_rank(self, lora_rank: int) -> None:
+        """Refuse a rank that no adapter may have; computes nothing.
+
+        Raises:
+            BadRequest: with one line that says why.
+        """
+        if not 0 <= lora_rank <= self._most_rank:
+            raise BadRequest(self._rank_fault(lora_rank))
 
     def check_rows(
         self, rows: Sequence[Row], loss: str, config: Mapping[str, object] | None
@@ -350,6 +379,12 @@ class Engine:
         is_untouched = self.policy_version == 0
         first: Weights = "base" if self._start is None else "start"
         return "live" if is_untouched and weights == first else weights
+
+    def _rank_fault(self, lora_rank: int) -> str:
+        return (
+            f"lora_rank is {lora_rank}: give 0 (every weight) to {self._most_rank}; an adapter of "
+            "more is larger than the layers it is on"
+        )
 
     def _serving(self, weights: Weights) -> AbstractContextManager[None]:
         """The weights of a name, for a `with` block."""

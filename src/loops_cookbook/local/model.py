@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-import peft
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -105,7 +104,8 @@ class Policy:
         self.dtype = dtype
         self.max_seq_len = max_seq_len
         self.trainable: list[nn.Parameter] = []
-        self._adapter: peft.PeftModel | None = None
+        self._adapter: Any = None
+        """The `PeftModel` around the module."""
         self._initial: list[torch.Tensor] = []
         head = module.get_output_embeddings()
         if head is None:
@@ -128,7 +128,8 @@ class Policy:
         """Back to the loaded weights, with a fresh adapter of this rank, or (0) none.
 
         Raises:
-            ModelError: every weight is to be trained in a dtype too coarse for small updates.
+            ModelError: every weight is to be trained in a dtype too coarse for small updates, or
+                this model takes no adapter.
         """
         if lora_rank == 0 and self.dtype != torch.float32:
             raise ModelError(
@@ -136,27 +137,15 @@ class Policy:
                 "away: use dtype float32, or a lora_rank above 0"
             )
         self._unload()
+        self.trainable = []
         if lora_rank == 0:
             self.module.requires_grad_(True)
             self.trainable = list(self.module.parameters())
             self._initial = copies(self.trainable)
             return
-        config = peft.LoraConfig(
-            r=lora_rank,
-            # typed as an integer there, used as a factor
-            lora_alpha=cast(int, lora_alpha),
-            target_modules="all-linear",
-            task_type=peft.TaskType.CAUSAL_LM,
-        )
-        with (
-            torch.random.fork_rng([self.device] if self.device.type == "cuda" else []),
-            warnings.catch_warnings(),
-        ):
-            # peft asks transformers by a name that is going away.
-            warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
+        with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
             torch.manual_seed(seed)
-            self._adapter = cast(peft.PeftModel, peft.get_peft_model(self.module, config))
-        self._adapter.eval()
+            self._adapter = _adapted(self.module, lora_rank, lora_alpha)
         self.trainable = [p for p in self.module.parameters() if p.requires_grad]
 
     def logits_at(
@@ -198,8 +187,8 @@ class Policy:
         return cast(torch.Tensor, output.logits).float()
 
     @property
-    def adapter(self) -> peft.PeftModel | None:
-        """What is trained, where that is an adapter; None: every weight."""
+    def adapter(self) -> Any:
+        """The `PeftModel` of an adapter that is trained; None: every weight is."""
         return self._adapter
 
     def named(self) -> list[tuple[str, nn.Parameter]]:
@@ -260,6 +249,47 @@ class Policy:
         for parameter in self.module.parameters():
             parameter.grad = None
         self.module.requires_grad_(False)
+
+
+def _adapted(module: PreTrainedModel, rank: int, alpha: float) -> Any:
+    """A module with a fresh adapter, as peft holds it.
+
+    Raises:
+        ModelError: peft refuses the model.
+    """
+    # Half a second, which training every weight does not need.
+    import peft
+
+    config = peft.LoraConfig(
+        r=rank,
+        # typed as an integer there, used as a factor
+        lora_alpha=cast(int, alpha),
+        target_modules="all-linear",
+        task_type=peft.TaskType.CAUSAL_LM,
+    )
+    with warnings.catch_warnings():
+        # peft asks transformers by a name that is going away.
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
+        try:
+            return peft.get_peft_model(module, config).eval()
+        except ValueError as error:
+            # It may come to a layer that it refuses behind some that it has replaced.
+            _put_back(module)
+            reason = " ".join(str(error).split()).partition(". ")[0]
+            raise ModelError(
+                f"{type(module).__name__} takes no LoRA adapter: use lora_rank = 0, which trains "
+                f"every weight (peft says: {reason})"
+            ) from error
+
+
+def _put_back(module: nn.Module) -> None:
+    """Take what is there of an adapter out again."""
+    from peft.tuners.lora import LoraLayer
+
+    for parent in list(module.modules()):
+        for name, layer in list(parent.named_children()):
+            if isinstance(layer, LoraLayer):
+                parent.register_module(name, layer.get_base_layer())
 
 
 def copies(parameters: Sequence[nn.Parameter]) -> list[torch.Tensor]:

@@ -1,10 +1,11 @@
 """The trainer's operations by their idempotency keys: asked once, answered as often as asked.
 
 A key names one operation for as long as the store remembers it: the same key never opens a second
-one. An operation ends once, with a result or an error, and keeps that for at least `keep_seconds`.
-Two bounds hold memory: older operations are forgotten whole, and when results take more than
-`max_bytes` the oldest lose their bodies first, while their keys stay known, so that nothing
-is executed twice. Waiting is on events; nothing here polls.
+one, so nothing is executed twice. An operation ends once, with a result or an error, and its key
+stays known for at least `keep_seconds`. Its answer is kept for as long within two bounds of all
+answers together: beyond `told_bytes` the oldest go that somebody was told already, who may have
+lost them but seldom asks again; beyond `max_bytes` the oldest of all. Waiting is on events; nothing
+here polls.
 """
 
 import json
@@ -14,7 +15,9 @@ from dataclasses import dataclass, field
 import anyio
 
 KEEP_SECONDS = 3600.0
-MAX_BYTES = 512 * 1024 * 1024
+TOLD_BYTES = 32 * 1024 * 1024
+MAX_BYTES = 256 * 1024 * 1024
+"""Answers of a batch that was sent in parts wait for its last part."""
 
 
 @dataclass(slots=True, eq=False)
@@ -26,7 +29,9 @@ class Operation:
     ended: anyio.Event = field(default_factory=anyio.Event)
     ended_at: float = 0.0
     answer: bytes | None = None
-    """What a poll is told, once it ended; None again when memory ran out."""
+    """What a poll is told, once it ended; None again when it had to make room."""
+    is_told: bool = False
+    """Whether somebody was told the answer."""
 
     @property
     def is_error(self) -> bool:
@@ -37,14 +42,21 @@ class Operation:
 class Operations:
     """Every operation that a server was asked for lately."""
 
-    def __init__(self, *, keep_seconds: float = KEEP_SECONDS, max_bytes: int = MAX_BYTES) -> None:
+    def __init__(
+        self,
+        *,
+        keep_seconds: float = KEEP_SECONDS,
+        told_bytes: int = TOLD_BYTES,
+        max_bytes: int = MAX_BYTES,
+    ) -> None:
         self._keep_seconds = keep_seconds
+        self._told_bytes = told_bytes
         self._max_bytes = max_bytes
         self._known: dict[str, Operation] = {}
         self._ended: deque[Operation] = deque()
         """Ended operations that are still known, oldest first."""
-        self._held: deque[Operation] = deque()
-        """Those of them that still have an answer."""
+        self._held: dict[Operation, None] = {}
+        """Those of them that still have an answer, oldest first."""
         self._held_bytes = 0
 
     def find(self, key: str) -> Operation | None:
@@ -71,6 +83,7 @@ class Operations:
         """The answer of an operation as soon as it has ended; None if it hasn't in that time."""
         with anyio.move_on_after(seconds):
             await operation.ended.wait()
+        operation.is_told = operation.is_told or operation.answer is not None
         return operation.answer
 
     def _end(self, operation: Operation, answer: bytes) -> None:
@@ -79,23 +92,32 @@ class Operations:
         operation.ended_at = anyio.current_time()
         operation.ended.set()
         self._ended.append(operation)
-        self._held.append(operation)
+        self._held[operation] = None
         self._held_bytes += len(answer)
-        while self._held_bytes > self._max_bytes and len(self._held) > 1:
-            self._drop_answer(self._held.popleft())
+        self._make_room(operation)
 
     def _forget_old(self) -> None:
         oldest = anyio.current_time() - self._keep_seconds
         while self._ended and self._ended[0].ended_at < oldest:
             operation = self._ended.popleft()
             del self._known[operation.id]
-            if self._held and self._held[0] is operation:
-                self._drop_answer(self._held.popleft())
+            self._drop_answer(operation)
+
+    def _make_room(self, newest: Operation) -> None:
+        """Drop answers until the bounds hold, though never the newest."""
+        if self._held_bytes <= self._told_bytes:
+            return
+        others = [operation for operation in self._held if operation is not newest]
+        for operation in sorted(others, key=lambda operation: not operation.is_told):
+            bound = self._told_bytes if operation.is_told else self._max_bytes
+            if self._held_bytes > bound:
+                self._drop_answer(operation)
 
     def _drop_answer(self, operation: Operation) -> None:
-        assert operation.answer is not None
-        self._held_bytes -= len(operation.answer)
-        operation.answer = None
+        if operation in self._held:
+            del self._held[operation]
+            self._held_bytes -= len(operation.answer or b"")
+            operation.answer = None
 
 
 _ERROR = b'{"status":"error",'

@@ -6,7 +6,7 @@ engine can do.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -19,6 +19,8 @@ IGNORED_TARGET = -100
 """A target that is not scored, whatever its weight or advantage."""
 MOST_COMPLETIONS = 4096
 """Of one job."""
+MOST_LEARNING_RATE = 1.0
+"""It moves every weight by about 1 a step, which no model survives: more is a slip."""
 MOST_PROMPT_LOGPROBS = 20
 """Likeliest tokens that are told for each place of a prompt."""
 
@@ -38,6 +40,36 @@ class Row:
     """float32[N], the sampler's. For policy losses."""
     advantages: npt.NDArray[np.float32] | None = None
     """float32[N], 0 where nothing is trained. For policy losses."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdamW:
+    """One optimizer step's settings, each in its range.
+
+    Source of the rule: Loshchilov and Hutter 2019 (arXiv:1711.05101).
+
+    Raises:
+        BadRequest: one is not, or is not a number.
+    """
+
+    learning_rate: float
+    beta1: float
+    beta2: float
+    eps: float
+    weight_decay: float
+    grad_clip_norm: float
+    """0: no clipping."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            is_low, limit = value < np.inf, "finite"
+            if field.name == "learning_rate":
+                is_low, limit = value <= MOST_LEARNING_RATE, f"at most {MOST_LEARNING_RATE:g}"
+            elif field.name in ("beta1", "beta2"):
+                is_low, limit = value < 1, "below 1"
+            if not (value >= 0 and is_low):
+                raise BadRequest(f"{field.name} is {value!r}: give 0 or more, and {limit}")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

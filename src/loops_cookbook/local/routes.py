@@ -1,11 +1,13 @@
 """The routes of a trainer and of its sampler, over one worker.
 
-Each handler checks a request, hands it to the worker and writes the answer. What is refused is
-raised as `BadRequest` or `WireError`; the app makes 422 of both.
+Each handler checks a request, hands it to the worker and writes the answer. Large bodies are read
+and written in threads, a few at a time. What is refused is raised as `BadRequest` or `WireError`;
+the app makes 422 of both.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import TypeAlias, TypeVar
 from urllib.parse import quote
 
@@ -14,13 +16,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from loops_cookbook.local.answers import json_answer, read_body, refusal, while_connected
+from loops_cookbook.local.answers import (
+    Parsing,
+    json_answer,
+    read_body,
+    refusal,
+    while_connected,
+)
 from loops_cookbook.local.decode import job_of, rows_of
 from loops_cookbook.local.errors import BadRequest
 from loops_cookbook.local.metrics import Tally
 from loops_cookbook.local.operations import Operation, Operations
 from loops_cookbook.local.places import Place
-from loops_cookbook.local.requests import LossOutput, Weights
+from loops_cookbook.local.requests import AdamW, LossOutput, SampleJob, Weights
 from loops_cookbook.local.worker import Drawn, NotServed, Worker
 from loops_cookbook.services.bodies import (
     Accepted,
@@ -41,7 +49,7 @@ from loops_cookbook.services.bodies import (
 )
 from loops_cookbook.services.wire import POLICY_VERSION, output_json, samples_json
 
-MAX_KEY_CHARACTERS = 256
+MAX_KEY_CHARACTERS = 128
 
 TrainerBodyT = TypeVar(
     "TrainerBodyT", InitTrainer, ForwardBackward, OptimStep, SaveForSampler, SaveState, LoadState
@@ -56,7 +64,8 @@ class Limits:
 
     hold_seconds: float = 30.0
     """How long a poll, or a sample that waits for a version, is held before it is told 408."""
-    max_body_bytes: int = 64 * 1024 * 1024
+    max_body_bytes: int = 32 * 1024 * 1024
+    """A client's chunks have 24 MiB and a little."""
 
 
 MOST_DIGITS = 18
@@ -74,6 +83,7 @@ class Trainer:
         self._operations = operations
         self._limits = limits
         self._tally = tally
+        self._parsing = Parsing(worker.off_load)
         self._has_begun = False
         self._run_id: str | None = None
         self.seeds: dict[str, int] = {}
@@ -140,30 +150,42 @@ class Trainer:
     ) -> Route:
         """A route that accepts an operation, or the one that its key already names."""
 
+        def parse(raw: bytes) -> tuple[TrainerBodyT, Work]:
+            body = read(raw, model)
+            self._check(body)
+            return body, prepare(body)
+
         async def submit(request: Request) -> Response:
-            key = request.headers.get("idempotency-key", "")
-            if not 0 < len(key) <= MAX_KEY_CHARACTERS:
-                raise BadRequest(f"Idempotency-Key: send 1 to {MAX_KEY_CHARACTERS} characters")
+            key = _key(request)
             raw = await read_body(request, self._limits.max_body_bytes)
+            if self._operations.find(key) is None:
+                body, work = await self._parsing.do(partial(parse, raw), len(raw))
+                # Nothing is awaited from here on: another request may have come before this one.
+                if self._operations.find(key) is None:
+                    self._check(body)
+                    self._accept(self._operations.open(key, name), body, work)
             operation = self._operations.find(key)
-            if operation is None:
-                body = read(raw, model)
-                self.check_model(body.model)
-                if not isinstance(body, InitTrainer):
-                    self.check_run(body.run_id)
-                work = prepare(body)
-                operation = self._operations.open(key, name)
-                self._tally.accepted(operation)
-                self._worker.submit(operation, work)
-            elif operation.name != name:
+            assert operation is not None
+            if operation.name != name:
                 raise BadRequest(f"Idempotency-Key: it names a {operation.name}, send another")
             return _accepted(operation)
 
         return Route(f"/{name}", submit, methods=["POST"])
 
+    def _check(self, body: TrainerBodyT) -> None:
+        self.check_model(body.model)
+        if not isinstance(body, InitTrainer):
+            self.check_run(body.run_id)
+
+    def _accept(self, operation: Operation, body: TrainerBodyT, work: Work) -> None:
+        if isinstance(body, InitTrainer):
+            self._has_begun, self._run_id = True, body.run_id
+        self._tally.accepted(operation)
+        self._worker.submit(operation, work)
+
     def _init(self, body: InitTrainer) -> Work:
         self.check_model(body.base_model)
-        self._has_begun, self._run_id = True, body.run_id
+        self._engine.check_rank(body.lora_rank)
 
         seed = None if body.run_id is None else self.seeds.get(body.run_id)
 
@@ -192,8 +214,10 @@ class Trainer:
         return work
 
     def _optim_step(self, body: OptimStep) -> Work:
+        settings = AdamW(**body.adam_params.model_dump())
+
         def work() -> bytes:
-            metrics = self._engine.optim_step(**body.adam_params.model_dump())
+            metrics = self._engine.optim_step(**asdict(settings))
             return write(OptimStepResult(metrics=metrics))
 
         return work
@@ -249,6 +273,7 @@ class Sampler:
         self._trainer = trainer
         self._limits = limits
         self._tally = tally
+        self._parsing = Parsing(worker.off_load)
 
     def routes(self) -> list[Route]:
         """Every route of a sampler that this server has."""
@@ -281,8 +306,7 @@ class Sampler:
 
     async def _sample(self, request: Request) -> Response:
         raw = await read_body(request, self._limits.max_body_bytes)
-        job = job_of(read(raw, Sample), self._engine.max_seq_len)
-        self._engine.check_job(job)
+        job = await self._parsing.do(partial(self._job, raw), len(raw))
         floor = request.headers.get("x-min-policy-version", "0")
         if not floor.isdecimal() or len(floor) > MOST_DIGITS:
             raise BadRequest(
@@ -305,10 +329,40 @@ class Sampler:
             except Exception as error:  # the engine's; the request was checked before
                 return refusal(500, f"{type(error).__name__}: {error}")
             self._tally.sampled(drawn.sampled.completions)
-            return _sampled(job.prompt_ids, drawn)
+            return await self._parsing.do(partial(_sampled, job.prompt_ids, drawn), _size(drawn))
 
         with self._tally.sampling():
             return await while_connected(request, answer)
+
+    def _job(self, raw: bytes) -> SampleJob:
+        job = job_of(read(raw, Sample), self._engine.max_seq_len)
+        self._engine.check_job(job)
+        return job
+
+
+def _key(request: Request) -> str:
+    """The key that will name an operation, and be a part of its address.
+
+    Raises:
+        BadRequest: there is none, it is too long, or an address would lose it.
+    """
+    key = request.headers.get("idempotency-key", "")
+    if not 0 < len(key) <= MAX_KEY_CHARACTERS:
+        raise BadRequest(f"Idempotency-Key: send 1 to {MAX_KEY_CHARACTERS} characters")
+    # Clients resolve `/operations/..` to something else before they send it.
+    if any(part in ("", ".", "..") for part in key.split("/")) or not key.isprintable():
+        raise BadRequest(
+            f"Idempotency-Key is {key!r}: send one without the path segments '.' and '..', such as "
+            "32 hexadecimal digits"
+        )
+    return key
+
+
+def _size(drawn: Drawn) -> int:
+    """About how many bytes of JSON it makes."""
+    tokens = sum(len(completion.ids) for completion in drawn.sampled.completions)
+    scores = sum(len(told or ()) for told in drawn.sampled.prompt_scores or ())
+    return 64 * (tokens + scores)
 
 
 def _sampled(prompt: list[int], drawn: Drawn) -> Response:

@@ -15,7 +15,6 @@ import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, fields
 from typing import Literal
 
 import numpy as np
@@ -30,7 +29,7 @@ from loops_cookbook.local.model import Policy
 from loops_cookbook.local.pack import pack
 from loops_cookbook.local.pad import Flat, MicroBatch, flatten, micro_batches, split
 from loops_cookbook.local.probe import Packing, probe
-from loops_cookbook.local.requests import IGNORED_TARGET, LossOutput, Row
+from loops_cookbook.local.requests import IGNORED_TARGET, AdamW, LossOutput, Row
 from loops_cookbook.local.score import score
 
 logger = logging.getLogger(__name__)
@@ -38,27 +37,6 @@ logger = logging.getLogger(__name__)
 
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 """What AdamW keeps of each parameter."""
-
-
-@dataclass(frozen=True, slots=True)
-class AdamW:
-    """One step's settings. Source of the rule: Loshchilov and Hutter 2019 (arXiv:1711.05101)."""
-
-    learning_rate: float
-    beta1: float
-    beta2: float
-    eps: float
-    weight_decay: float
-    grad_clip_norm: float
-    """0: no clipping."""
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            is_beta = field.name in ("beta1", "beta2")
-            if not 0 <= value < (1 if is_beta else math.inf):
-                limit = "below 1" if is_beta else "finite"
-                raise BadRequest(f"{field.name} is {value!r}: give 0 or more, and {limit}")
 
 
 class Trainer:

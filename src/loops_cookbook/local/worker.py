@@ -10,9 +10,9 @@ the other waiting for long. To whoever asks it is as if everything ran in the or
 - Any other operation may put other weights in their place. It waits until the samples before it
   have ended, and all that came after it waits with it. So no completion is drawn from two versions.
 
-What a call raises ends that operation or that sample and nothing else. When a forward_backward
-fails, the operations that were sent after it and are waiting, up to the next optim_step, fail with
-it: a step is never taken on a part of what was sent.
+What a call raises ends that operation or that sample and nothing else. But when a
+forward_backward fails, its update is spoilt: every forward_backward of it fails that is sent
+later, and so does the optim_step that ends it. A step is never taken on a part of what was sent.
 """
 
 import logging
@@ -35,6 +35,10 @@ T = TypeVar("T")
 
 PAUSING = {"forward", "forward_backward", "optim_step", "save_state"}
 """Operations that samples are merely paused for."""
+OF_AN_UPDATE = {"forward_backward", "optim_step"}
+"""Operations that are not run once one of the same update has failed."""
+ENDING_AN_UPDATE = {"optim_step", "init_trainer_server"}
+"""Operations behind which another update begins, however they end."""
 
 
 class Ticket(Protocol):
@@ -56,6 +60,10 @@ class Engine(Protocol):
 
     def init_trainer(self, lora_rank: int, *, seed: int | None = None) -> None:
         """Begin again from the loaded weights."""
+        ...
+
+    def check_rank(self, lora_rank: int) -> None:
+        """Refuse, in any thread, a rank that the engine would refuse."""
         ...
 
     def check_rows(
@@ -154,7 +162,7 @@ class NotServed(LoopsError):
 
 
 class UpdateSpoilt(LoopsError):
-    """An operation was not run, because one of the same update failed."""
+    """An operation was not run, because one before it in the same update failed."""
 
 
 @dataclass(slots=True, eq=False)
@@ -194,10 +202,12 @@ class Worker:
     ) -> None:
         self.engine = engine
         self._operations = operations
-        self._off_load = off_load
+        self.off_load = off_load
         self._queue: deque[_Work | _Draw] = deque()
         self._drawing: dict[Ticket, tuple[_Draw, int | None]] = {}
         """Samples that the engine has, with the version that they are drawn from, if it has one."""
+        self._spoilt: UpdateSpoilt | None = None
+        """Why the rest of the present update is not run."""
         self._arrived = anyio.Event()
         self._operated = anyio.Event()
 
@@ -249,14 +259,23 @@ class Worker:
         self._arrived.set()
 
     async def _operate(self, work: _Work) -> None:
+        operation = work.operation
         try:
-            result = await self._off_load(work.run)
+            if self._spoilt is not None and operation.name in OF_AN_UPDATE:
+                raise self._spoilt
+            result = await self.off_load(work.run)
         except Exception as error:  # whatever it is, it is the operation's and not the worker's
-            self._fail(work.operation, error)
-            if work.operation.name == "forward_backward":
-                self._spoil_update(work.operation)
+            self._fail(operation, error)
+            if operation.name == "forward_backward" and self._spoilt is None:
+                self._spoilt = UpdateSpoilt(
+                    f"not run: {operation.name} {operation.id} of this update failed, and the "
+                    "gradients before it were dropped; end the update with optim_step, which "
+                    "fails too, then send it again from its beginning"
+                )
         else:
-            self._operations.finish(work.operation, result)
+            self._operations.finish(operation, result)
+        if operation.name in ENDING_AN_UPDATE:
+            self._spoilt = None
         self._operated.set()
         self._operated = anyio.Event()
 
@@ -265,19 +284,6 @@ class Worker:
         logger.warning("%s failed: %s", operation.name, error, exc_info=error if is_ours else None)
         message = str(error) or "no message"
         self._operations.fail(operation, message, type(error).__name__)
-
-    def _spoil_update(self, failed: Operation) -> None:
-        """Fail what waits of the update that a failed forward_backward belongs to."""
-        spoilt = UpdateSpoilt(f"not run: {failed.name} {failed.id} of the same update failed")
-        for item in list(self._queue):
-            name = item.operation.name if isinstance(item, _Work) else ""
-            if name == "init_trainer_server":
-                return
-            if isinstance(item, _Work) and name in ("forward_backward", "optim_step"):
-                self._queue.remove(item)
-                self._fail(item.operation, spoilt)
-            if name == "optim_step":
-                return
 
     def _take_samples(self) -> None:
         """Hand the samples at the head of the queue to the engine."""
@@ -317,7 +323,7 @@ class Worker:
 
     async def _step(self) -> None:
         try:
-            ended = await self._off_load(self.engine.draw)
+            ended = await self.off_load(self.engine.draw)
         except Exception as error:  # whatever it is, it is the samples' and not the worker's
             logger.warning("sampling failed: %s", error, exc_info=error)
             for ticket, (draw, _) in self._drawing.items():

@@ -183,8 +183,6 @@ def _ignored(plan: Plan) -> list[str]:
         found.append("model.lora_alpha")
     if "seed" in plan.config.model.model_fields_set and plan.scope.is_remote:
         found.append("model.seed")
-    if plan.config.compute.deterministic:
-        found.append("compute.deterministic")
     return [
         f"{key}: the service sets its own and is not told of this one; remove it" for key in found
     ]

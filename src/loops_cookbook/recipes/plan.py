@@ -207,14 +207,10 @@ class _NotLaunched:
 
 def _model_config(config: RLConfig, model: ModelSource, scope: Chosen) -> Mapping[str, object]:
     """What a local model says of itself; nothing of one that a service has."""
-    if scope.is_own:
+    if scope.is_own and not config.compute.deterministic:
         return {}
     if not scope.is_local:
-        if config.model.lora_rank == 0 and not scope.is_remote:
-            raise ConfigError(
-                "model.lora_rank: found 0 (every weight), which only the embedded engine trains; "
-                "use 1 or more"
-            )
+        _require_engine(config, scope)
         return {}
     if model.directory is None:
         raise ModelError(
@@ -252,6 +248,20 @@ def _model_limit(config: RLConfig, model: ModelSource, says: Mapping[str, object
 def _whole_number(says: Mapping[str, object], key: str) -> int | None:
     value = says.get(key)
     return value if isinstance(value, int) else None
+
+
+def _require_engine(config: RLConfig, scope: Chosen) -> None:
+    """Refuse what the embedded engine alone can do; a server may be one."""
+    if config.model.lora_rank == 0 and not scope.is_remote:
+        raise ConfigError(
+            "model.lora_rank: found 0 (every weight), which only the embedded engine trains; "
+            "use 1 or more"
+        )
+    if config.compute.deterministic:
+        raise ConfigError(
+            "compute.deterministic: found true, which only the embedded engine does (scope "
+            "local); remove it"
+        )
 
 
 def _user_code(loaded: LoadedConfig) -> UserCode:

@@ -35,6 +35,9 @@ class SampleParams:
     stop_token_ids: tuple[int, ...] = ()
     """Ids that end a completion; the id that ended it stays part of it."""
     seed: int | None = None
+    attempt: int = 0
+    """Which attempt of its group asks. It never leaves this process: of calls that share a
+    request, the lowest gives the seed."""
 
 
 class Sampler(Protocol):

@@ -1,10 +1,11 @@
 """Equal calls that wait at the same moment leave as one request for several completions.
 
-Calls are equal when prompt, parameters (the seed apart), lowest version and affinity key are. The
-first of them opens a request; those that come before it is `settle`d join it; the request carries
-the first caller's seed, and its completions are dealt out in the order of the callers. The
-requests belong to the sampler, not to a caller: whoever leaves, the first one included, leaves
-the others unharmed, and a request that everybody left is given up. An error goes to every caller.
+Calls are equal when prompt, parameters (seed and attempt apart), lowest version and affinity key
+are. The first of them opens a request; those that come before it is `settle`d join it. The request
+carries the seed of the lowest attempt, and its completions are dealt out in the attempts' order:
+so what each gets does not depend on who came first. The requests belong to the sampler, not to a
+caller: whoever leaves, the first one included, leaves the others unharmed, and a request that
+everybody left is given up. An error goes to every caller.
 
 There is no timer. By default a request leaves when the event loop has run every task that was
 ready. Where prompts are made in worker threads, callers become ready one by one; there, `settle`
@@ -35,6 +36,7 @@ class _Call:
     """One caller, who waits for its share of a request."""
 
     n: int
+    attempt: int
     seed: int | None
     request: "_Request"
     done: anyio.Event = field(default_factory=anyio.Event)
@@ -96,13 +98,14 @@ class GatheringSampler:
     ) -> tuple[SampledTokens, ...]:
         """Draw `n` completions of one prompt, perhaps by a request that others share."""
         assert self._tasks is not None, "a GatheringSampler samples inside its `with` block"
-        key = (prompt_ids.tobytes(), replace(params, seed=None), min_policy_version, affinity_key)
+        alike = replace(params, seed=None, attempt=0)
+        key = (prompt_ids.tobytes(), alike, min_policy_version, affinity_key)
         request = self._open.get(key)
         if request is None:
             request = _Request(key, prompt_ids, params, min_policy_version, affinity_key)
             self._open[key] = request
             self._tasks.start_soon(self._send, request)
-        call = _Call(n, params.seed, request)
+        call = _Call(n, params.attempt, params.seed, request)
         request.calls.append(call)
         try:
             await call.done.wait()
@@ -134,7 +137,7 @@ class GatheringSampler:
             with request.scope:
                 await self._settle()
                 self._close(request)
-                calls = list(request.calls)
+                calls = sorted(request.calls, key=lambda call: call.attempt)
                 outcome = await self._ask(request, calls)
         except Exception as error:  # the callers', not ours: each of them gets it
             outcome = error

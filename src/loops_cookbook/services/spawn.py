@@ -7,6 +7,7 @@ it and every later one ends at once with `EngineDied`, which says how it ended a
 """
 
 import json
+import logging
 import os
 import secrets
 import signal
@@ -29,6 +30,8 @@ from loops_cookbook.services.extras import LOCAL, is_installed
 from loops_cookbook.services.gather import GatheringSampler, loop_settled
 from loops_cookbook.services.http import HttpSampler, HttpTrainer
 from loops_cookbook.services.transport import open_transport
+
+logger = logging.getLogger(__name__)
 
 START_SECONDS = 600.0
 """For loading a model."""
@@ -62,7 +65,8 @@ async def local_engine(
         options: the model and how to hold it.
         run_id: names the run on the wire.
         log_path: where the engine's stderr goes, appended.
-        settle: when equal samples leave as one request; see `GatheringSampler`.
+        settle: when equal samples leave as one request; see `GatheringSampler`. A deterministic
+            engine gets each by itself.
 
     Raises:
         MissingExtra: what it needs is not installed; nothing was started.
@@ -72,17 +76,33 @@ async def local_engine(
     if not is_installed(LOCAL):
         raise MissingExtra("the embedded engine (scope local)", "local")
     key = secrets.token_urlsafe(32)
+    began = anyio.current_time()
+    logger.info("starting the embedded engine on %s (log: %s)", options.model_name, log_path)
     async with (
         child_server(options.command(), api_key=key, log_path=log_path) as child,
         open_transport(child.url, api_key=key, guard=child.guard) as transport,
-        GatheringSampler(HttpSampler(transport, run_id=run_id), settle=settle) as sampler,
+        _gathering(options, HttpSampler(transport, run_id=run_id), settle) as sampler,
     ):
         health = f"/health?base_model={quote(options.model_name, safe='')}"
         await transport.call("submit", "GET", health)
         trainer = HttpTrainer(transport, model=options.model_name, run_id=run_id)
         await trainer.init_trainer(options.lora_rank)
+        seconds = anyio.current_time() - began
+        logger.info("the embedded engine serves, %.1f s after its start", seconds)
         described = {"url": child.url, "run_id": run_id, "log": str(log_path), **child.engine}
         yield LocalService(trainer, sampler, described)
+
+
+@asynccontextmanager
+async def _gathering(
+    options: EngineOptions, sampler: Sampler, settle: Callable[[], Awaitable[None]]
+) -> AsyncGenerator[Sampler]:
+    """The sampler that a run is handed."""
+    if options.deterministic:
+        yield sampler
+        return
+    async with GatheringSampler(sampler, settle=settle) as gathering:
+        yield gathering
 
 
 @asynccontextmanager
