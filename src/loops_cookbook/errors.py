@@ -7,7 +7,8 @@
     │   ├── EpisodeError                 the Episode class, or a runtime, cannot be used
     │   ├── ModelError                   the model is not there, or cannot be used as asked
     │   ├── MissingExtra                 an optional dependency is not installed
-    │   └── RunFolderError               a run folder that cannot be made or read
+    │   ├── RunFolderError               a run folder that cannot be made or read
+    │   └── SandboxUnavailable           the sandboxes of a config are not to be had here
     ├── RunStopped                    1  is the run over, and why?
     │   ├── NoLearningSignal             too many groups in a row taught nothing
     │   ├── EventLoopBlocked             user code held the event loop past its clock
@@ -18,6 +19,7 @@
     └── AttemptFault                  -  one attempt (or group), never the run
         ├── GradeError                   a grader gave no finite number
         ├── ClockRanOut                  a phase outlasted its clock
+        ├── SandboxError                 a sandbox could not be made, is lost, or is not surely gone
         └── Discard                      raised by an Episode: drop this attempt on purpose
 
 A message has three parts in one line: what was found, where, what to do.
@@ -77,6 +79,10 @@ class RunFolderError(UsageError):
     """A run folder cannot be made, locked or read."""
 
 
+class SandboxUnavailable(UsageError):
+    """The sandboxes that a config asks for are not to be had on this machine."""
+
+
 class RunStopped(LoopsError):
     """The run ended before its work was done."""
 
@@ -115,6 +121,10 @@ class GradeError(AttemptFault):
 
 class ClockRanOut(AttemptFault):
     """A phase of an attempt outlasted its clock."""
+
+
+class SandboxError(AttemptFault):
+    """A sandbox could not be made, cannot be used any more, or is not confirmed to be gone."""
 
 
 class Discard(AttemptFault):

@@ -266,7 +266,8 @@ def test_a_command_exists_with_its_options(page: str, command: str) -> None:
 
 
 KEY = (
-    r"(?!episode\.py)(model|episode|training|sampling|concurrency|clocks|evaluation|output)\.[\w.]+"
+    r"(?!episode\.py)"
+    r"(model|episode|training|sampling|concurrency|clocks|evaluation|sandbox|output)\.[\w.]+"
 )
 METRIC = r"(reward|groups|attempts|rollout|tokens|policy|kl|time|eval)/[\w/<>]+"
 

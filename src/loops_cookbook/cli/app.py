@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from loops_cookbook.cli.check import check
+from loops_cookbook.cli.cleanup import cleanup
 from loops_cookbook.cli.examples import examples
 from loops_cookbook.cli.exits import guarded
 from loops_cookbook.cli.init import init
@@ -43,6 +44,7 @@ def loops(
 
 app.command()(guarded(check))
 app.command()(guarded(run))
+app.command()(guarded(cleanup))
 app.command()(guarded(init))
 app.command()(guarded(examples))
 app.command()(guarded(models))

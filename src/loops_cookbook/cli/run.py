@@ -4,6 +4,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import NoReturn
 
@@ -34,6 +35,7 @@ from loops_cookbook.recipes.launch import (
 )
 from loops_cookbook.recipes.plan import Plan, plan_run
 from loops_cookbook.recipes.rl import Surroundings, run_rl
+from loops_cookbook.recipes.sandboxes import open_sandboxes, require_sandboxes
 from loops_cookbook.records import Fanout, RunRow, RunStatus
 from loops_cookbook.report.console import (
     answer_console,
@@ -63,6 +65,7 @@ def run(
     with stdout_kept_for_the_answer():
         plan = plan_run(loaded, environment, os.environ, scope)
         require_service(plan, os.environ)
+        require_sandboxes(plan.config)
         warnings = warnings_of(plan, os.environ, confirm(plan, os.environ))
     folder = new_run_folder(loaded.output_dir, loaded.working_directory)
     typer.echo(f"run: {folder.root}", err=True)
@@ -106,7 +109,11 @@ def _carry_out(plan: Plan, folder: RunFolder, warnings: Sequence[str]) -> None:
             around = Surroundings(rendering, narrator, end_process)
 
             async def work() -> None:
-                async with with_judges(plan, os.environ) as ready:
+                async with (
+                    with_judges(plan, os.environ) as judged,
+                    open_sandboxes(plan.config, folder) as sandboxes,
+                ):
+                    ready = replace(judged, sandboxes=sandboxes)
                     await run_rl(ready, opener, recorder, row, around)
 
             try:

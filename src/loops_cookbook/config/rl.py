@@ -12,6 +12,7 @@ from pydantic import Field, field_validator, model_validator
 
 from loops_cookbook.config.base import Count, Seconds, StrictModel, Text
 from loops_cookbook.config.producers import ProducerTable
+from loops_cookbook.config.sandbox import SandboxTable
 from loops_cookbook.config.shared import ComputeTable, ModelTable, OutputTable, SamplingTable
 from loops_cookbook.learning.datums import Aggregation
 from loops_cookbook.learning.losses import PULLING_LOSSES, resolve_options
@@ -265,6 +266,7 @@ class RLConfig(StrictModel):
     producers: dict[str, ProducerTable] = Field(default_factory=dict[str, ProducerTable])
     """Models beside the policy, by name."""
 
+    sandbox: SandboxTable = SandboxTable()
     output: OutputTable = OutputTable()
 
     @property

@@ -6,18 +6,21 @@ from loops_cookbook.episodes.phases import Grading, GroupAttempt, GroupGrading, 
 from loops_cookbook.episodes.runtime import create_runtime
 from loops_cookbook.errors import Discard
 from loops_cookbook.messages import ToolCall
+from loops_cookbook.sandboxes.base import ExecResult, Sandbox
 from loops_cookbook.tasks import Task
 
 __all__ = [
     "Conversation",
     "Discard",
     "Episode",
+    "ExecResult",
     "Grading",
     "GroupAttempt",
     "GroupGrading",
     "Model",
     "Reply",
     "Sampling",
+    "Sandbox",
     "Setup",
     "Task",
     "ToolCall",

@@ -7,7 +7,7 @@ when a clock cuts the agent.
 
 from collections import UserDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar, TypeVarTuple, cast
 
 import numpy as np
@@ -15,9 +15,11 @@ import numpy as np
 from loops_cookbook.attempts import Call, Scalar
 from loops_cookbook.episodes.compute import Workers
 from loops_cookbook.episodes.conversation import Model, Models
+from loops_cookbook.episodes.sandboxes import TrySandboxes, no_sandboxes
 from loops_cookbook.errors import EpisodeError
 from loops_cookbook.problems import found
 from loops_cookbook.runtimes.producers import MAIN
+from loops_cookbook.sandboxes.base import Sandbox
 from loops_cookbook.tasks import Task
 
 T = TypeVar("T")
@@ -52,6 +54,21 @@ class _Phase:
 class Setup(_Phase):
     """For `Episode.setup`."""
 
+    _sandboxes: TrySandboxes = field(default_factory=no_sandboxes)
+
+    async def sandbox(self, name: str = "main", **overrides: Any) -> Sandbox:
+        """Open a sandbox for this try; `run` and `grade` find it under its name.
+
+        Args:
+            name: its own among the try's.
+            overrides: keys of `[sandbox]` that are different for this one.
+
+        Raises:
+            EpisodeError: the config has no sandboxes, or an override or the name cannot be.
+            SandboxError: it could not be made.
+        """
+        return await self._sandboxes.open(name, overrides)
+
 
 @dataclass(frozen=True, slots=True)
 class Sampling(_Phase):
@@ -62,6 +79,8 @@ class Sampling(_Phase):
     metadata: Metadata
     """Notes on the attempt, reported as `rollout/<key>`; what `run` returns is merged in."""
     _clock: Callable[[], float]
+    sandboxes: Mapping[str, Sandbox] = field(default_factory=dict[str, Sandbox])
+    """What `setup` opened, by name."""
 
     @property
     def model(self) -> Model:
@@ -86,6 +105,18 @@ class Grading(_Phase):
     """The agent's model calls, in the order of their ends."""
     models: Models
     """Models by name, such as a judge. What `main` says here is not trained."""
+    sandboxes: Mapping[str, Sandbox] = field(default_factory=dict[str, Sandbox])
+    """What `setup` opened, by name, as the agent left it; none of its processes runs any more."""
+    _fresh: TrySandboxes = field(default_factory=no_sandboxes)
+
+    async def sandbox(self, name: str = "grader", **overrides: Any) -> Sandbox:
+        """Open a sandbox that the agent never saw; it is released when this call of `grade` ends.
+
+        Raises:
+            EpisodeError: the config has no sandboxes, or an override or the name cannot be.
+            SandboxError: it could not be made.
+        """
+        return await self._fresh.open(name, overrides)
 
 
 @dataclass(frozen=True, slots=True)

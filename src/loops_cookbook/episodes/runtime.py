@@ -1,11 +1,13 @@
 """An Episode class as a runtime: a lease is one instance, for one try.
 
 The instance is made in `setup`, and `close` follows whatever happens, shielded and under the
-release clock; that `close` fails is said in the log and changes nothing. `run` takes the
-sampling slot itself. When `run` or `grade` ends, its models are closed, so a task that an agent
-left behind cannot add to the record. What the methods raise passes through, `Discard` too: the
-scheduler decides what it means. A model call that failed for good counts also where the episode
-swallowed it: in `run` as `Recorded.failure`, in a grader by being raised after it.
+release clock; that `close` fails is said in the log and changes nothing. The try's sandboxes are
+released after it, each under a clock of its own; their processes are stopped before `grade` is
+called. `run` takes the sampling slot itself. When `run` or `grade` ends, its models are closed, so
+a task that an agent left behind cannot add to the record. What the methods raise passes through,
+`Discard` too: the scheduler decides what it means. A model call that failed for good, or a sandbox
+that was lost, counts also where the episode swallowed it: in `run` as `Recorded.failure`, in a
+grader by being raised after it.
 """
 
 import logging
@@ -29,6 +31,7 @@ from loops_cookbook.episodes.phases import (
     Setup,
 )
 from loops_cookbook.episodes.record import TryRecord
+from loops_cookbook.episodes.sandboxes import TrySandboxes
 from loops_cookbook.errors import Discard, EpisodeError
 from loops_cookbook.problems import found
 from loops_cookbook.runtimes.base import (
@@ -128,13 +131,18 @@ class EpisodeLease:
         self._metadata = Metadata()
         self._episode: _Episode | None = None
         self._models: Models | None = None
+        self._whose = f"task {task.name}, group {place.group}, attempt {place.attempt}"
+        self._sandboxes = TrySandboxes(context.sandboxes, f"{self._whose}, try {place.trial}")
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        if self._episode is not None and self._says.closes:
-            await self._close(self._episode)
+        try:
+            if self._episode is not None and self._says.closes:
+                await self._close(self._episode)
+        finally:
+            await self._sandboxes.release()
 
     async def setup(self) -> None:
         """Make the instance and let it prepare."""
@@ -146,7 +154,7 @@ class EpisodeLease:
             )
         self._episode = episode
         if self._says.sets_up:
-            await episode.setup(Setup(self._workers))
+            await episode.setup(Setup(self._workers, self._sandboxes))
 
     async def run(self, slot: Slot) -> None:
         """Let the agent work, in the sampling slot."""
@@ -156,6 +164,7 @@ class EpisodeLease:
             _workers=self._workers,
             models=models,
             metadata=self._metadata,
+            sandboxes=self._sandboxes,
             _clock=lambda: slot.seconds_left() - _notice_seconds(self._context),
         )
         with _ending(models):
@@ -163,8 +172,10 @@ class EpisodeLease:
                 self._note(await episode.run(sample))
 
     async def grade(self, *, timed_out: bool) -> object:
-        """Whatever `Episode.grade` returned."""
+        """Whatever `Episode.grade` returned, of what the agent left and does not touch any more."""
         episode = self._made()
+        await self._sandboxes.stop_processes()
+        fresh = TrySandboxes(self._context.sandboxes, f"{self._whose}, grading")
         models = Models(self._context.producers, self.record, trains=False)
         grading = Grading(
             _workers=self._workers,
@@ -172,9 +183,16 @@ class EpisodeLease:
             metadata=self._metadata,
             transcript=tuple(self.record.calls),
             models=models,
+            sandboxes=self._sandboxes,
+            _fresh=fresh,
         )
-        with _ending(models):
-            reward = await episode.grade(grading)
+        try:
+            with _ending(models):
+                reward = await episode.grade(grading)
+        finally:
+            await fresh.release()
+        if (lost := self._sandboxes.failure or fresh.failure) is not None:
+            raise lost
         return _unless_failed(models, reward)
 
     def recorded(self) -> Recorded:
@@ -184,7 +202,7 @@ class EpisodeLease:
             calls=tuple(self.record.calls),
             metadata=dict(self._metadata),
             context_full=self.record.context_full,
-            failure=None if self._models is None else self._models.failure,
+            failure=(self._models.failure if self._models else None) or self._sandboxes.failure,
         )
 
     def as_member(self, attempt: Attempt) -> GroupAttempt:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from loops_cookbook.recipes.confirm import UNASKED, Confirmation
 from loops_cookbook.recipes.plan import Plan
 from loops_cookbook.recipes.producers import producer_warnings
+from loops_cookbook.recipes.sandboxes import sandbox_warnings
 from loops_cookbook.recipes.scope import KEY_VARIABLE, WAYS_OUT
 from loops_cookbook.renderers.detect import Detection
 from loops_cookbook.renderers.images import images_line
@@ -138,6 +139,7 @@ def warnings_of(
         *_bias_warnings(plan),
         *_greedy_warnings(plan),
         *_task_warnings(plan),
+        *sandbox_warnings(plan.config.sandbox),
         *plan.environment.warnings(),
     )
 

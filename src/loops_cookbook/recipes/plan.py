@@ -7,7 +7,7 @@ out, so what check accepts is what runs.
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from anyio import CapacityLimiter
@@ -29,6 +29,7 @@ from loops_cookbook.renderers.base import Renderer
 from loops_cookbook.renderers.detect import Detection, detect
 from loops_cookbook.runtimes.base import Capabilities, Clocks, Runtime, RuntimeContext
 from loops_cookbook.runtimes.producers import MAIN, Policy, Producer, Producers
+from loops_cookbook.sandboxes.source import SandboxSource
 from loops_cookbook.services.base import SampleParams, Sampler
 from loops_cookbook.services.checked import CheckedSampler
 from loops_cookbook.tasks import Task, load_tasks
@@ -88,6 +89,8 @@ class Plan:
     others: Mapping[str, Producer]
     """Models beside the policy; to be replaced by ones that can be called."""
     own_service: OwnService | None = None
+    sandboxes: SandboxSource | None = None
+    """Opens sandboxes, once the run has begun and if its config has any."""
 
     @property
     def config(self) -> RLConfig:
@@ -117,7 +120,8 @@ class Plan:
         """The runtime over a policy that is really served."""
         checked = CheckedSampler(sampler, vocabulary=self.vocabulary)
         producers = Producers(Policy(MAIN, checked, renderer, limiter), self.others)
-        return self.code.create_runtime(_context(self.config, self.tasks, self.code, producers))
+        context = _context(self.config, self.tasks, self.code, producers)
+        return self.code.create_runtime(replace(context, sandboxes=self.sandboxes))
 
 
 def plan_run(

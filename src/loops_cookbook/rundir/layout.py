@@ -60,6 +60,11 @@ class RunFolder:
         return self.root / "transcripts"
 
     @property
+    def sandboxes(self) -> Path:
+        """The ledger: what may have to be released."""
+        return self.root / "sandboxes.jsonl"
+
+    @property
     def log(self) -> Path:
         """What a person should know, with its time."""
         return self.root / "log.txt"

@@ -16,6 +16,7 @@ from pydantic import BaseModel
 
 from loops_cookbook.attempts import Attempt, Call, Scalar
 from loops_cookbook.runtimes.producers import Producers
+from loops_cookbook.sandboxes.source import SandboxSource
 from loops_cookbook.services.base import SampleParams
 from loops_cookbook.tasks import Task
 from loops_cookbook.tokens import Trajectory
@@ -65,6 +66,8 @@ class RuntimeContext:
     """When an attempt is cut, as `[clocks]` sets it; None: the runtime derives it."""
     release_seconds: float = 30.0
     """How long closing and releasing a try may take."""
+    sandboxes: SandboxSource | None = None
+    """Opens sandboxes; None where the config has none, and while nothing is launched."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,19 +5,22 @@ and closed as in a run. Only the model is a script, and its chat format `PlainRe
 each attempt has a script of its own, and they take their turns one after another.
 """
 
+import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from loops_cookbook.attempts import Attempt, Call, Fate, Rejection, Scalar
+from loops_cookbook.config.sandbox import SandboxTable
 from loops_cookbook.episodes.episode import Episode, declared
 from loops_cookbook.episodes.runtime import create_runtime
 from loops_cookbook.errors import EpisodeError
 from loops_cookbook.learning.advantages import judge
 from loops_cookbook.problems import problems_in
+from loops_cookbook.recipes.sandboxes import sandboxes_of
 from loops_cookbook.rollouts.attempt import GroupStart
 from loops_cookbook.rollouts.group import run_group
 from loops_cookbook.rollouts.keeper import open_keeper
@@ -33,11 +36,14 @@ from loops_cookbook.runtimes.base import (
     RuntimeContext,
 )
 from loops_cookbook.runtimes.producers import MAIN, Judge, Policy, Producer, Producers
+from loops_cookbook.sandboxes.source import SandboxSource
 from loops_cookbook.services.base import Chat, SampleParams
 from loops_cookbook.tasks import Task
 from loops_cookbook.testing.judges import ChatScript, ScriptedChat
 from loops_cookbook.testing.scripted import Script, ScriptedSampler
 from loops_cookbook.testing.tokenizer import PlainRenderer
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +59,8 @@ class Terms:
     setup_seconds: float = 60.0
     grading_seconds: float = 60.0
     release_seconds: float = 30.0
+    sandbox: Mapping[str, object] = field(default_factory=dict[str, object])
+    """The table `[sandbox]`; sandboxes are real ones, on this machine."""
     max_rollout_retries: int = 0
     """Each try goes on with the script where the one before left it."""
     models: Mapping[str, ChatScript | Chat] = field(default_factory=dict[str, "ChatScript | Chat"])
@@ -155,7 +163,7 @@ async def attempt_group(
     samplers = [ScriptedSampler(script) for script in replies]
     others = _others(terms)
 
-    def runtime_of(sampler: ScriptedSampler) -> Runtime:
+    def runtime_of(sampler: ScriptedSampler, sandboxes: SandboxSource | None) -> Runtime:
         return create_runtime(
             RuntimeContext(
                 tasks=(made,),
@@ -166,10 +174,14 @@ async def attempt_group(
                 max_seq_len=terms.max_seq_len,
                 rollout_seconds=terms.rollout_seconds,
                 release_seconds=terms.release_seconds,
+                sandboxes=sandboxes,
             )
         )
 
-    return await _tried(_OneEach(list(map(runtime_of, samplers))), samplers, made, terms)
+    table = _validated(SandboxTable, terms.sandbox, "the sandbox")
+    async with sandboxes_of(table, f"test-{secrets.token_hex(4)}") as sandboxes:
+        runtimes = [runtime_of(sampler, sandboxes) for sampler in samplers]
+        return await _tried(_OneEach(runtimes), samplers, made, terms)
 
 
 class _OneEach:
@@ -256,7 +268,7 @@ def _chat(answers: ChatScript | Chat) -> Chat:
     return answers
 
 
-def _validated(model: type[BaseModel], given: object, what: str) -> BaseModel:
+def _validated(model: type[ModelT], given: object, what: str) -> ModelT:
     if isinstance(given, model):
         return given
     try:

@@ -1,0 +1,40 @@
+"""`loops cleanup`: release the sandboxes that runs which are over did not."""
+
+from pathlib import Path
+from typing import Annotated
+
+import anyio
+import typer
+
+from loops_cookbook.cli.options import DebugOption
+from loops_cookbook.recipes.cleanup import Cleaned, clean, run_folders
+
+LEFT_OVER = 1
+
+
+def cleanup(
+    targets: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="CONFIG or RUN_DIR ...",
+            help="Runs, or configs whose runs are meant. Nothing: every run under ./runs.",
+            show_default=False,
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be released, and release nothing.")
+    ] = False,
+    debug: DebugOption = False,
+) -> None:
+    """Release the sandboxes that runs which are over left behind."""
+    folders = run_folders(targets or [], Path.cwd())
+
+    async def clean_all() -> list[Cleaned]:
+        return [await clean(folder, dry_run=dry_run) for folder in folders]
+
+    cleaned = anyio.run(clean_all)
+    lines = [line for each in cleaned for line in each.lines]
+    for line in lines or ["nothing to release"]:
+        typer.echo(line)
+    if any(each.left for each in cleaned):
+        raise typer.Exit(LEFT_OVER)

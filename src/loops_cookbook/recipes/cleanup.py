@@ -1,0 +1,174 @@
+"""Releases what a run that is over did not: what its ledger holds, and what bears its label.
+
+A run whose folder is locked is alive, and is left alone. Done again, it finds nothing to do.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import anyio
+
+from loops_cookbook.config.load import load_config
+from loops_cookbook.errors import RunFolderError, SandboxError, UsageError
+from loops_cookbook.problems import shown
+from loops_cookbook.recipes.sandboxes import KINDS
+from loops_cookbook.rundir.layout import RunFolder, locked
+from loops_cookbook.sandboxes.base import Entry
+from loops_cookbook.sandboxes.ledger import Ledger, OpenEntry, Owner, open_entries
+
+RELEASE_SECONDS = 60.0
+"""How long the release of one sandbox may take."""
+
+
+@dataclass(slots=True)
+class Cleaned:
+    """What became of one run's sandboxes."""
+
+    folder: Path
+    held: list[str] = field(default_factory=list[str])
+    """Found, and not touched: a dry run."""
+    released: list[str] = field(default_factory=list[str])
+    """Ended by this."""
+    gone: list[str] = field(default_factory=list[str])
+    """In the ledger, and not there any more."""
+    left: list[str] = field(default_factory=list[str])
+    """Sentences on what could not be released."""
+    alive: str = ""
+    """Why the run was left alone."""
+
+    @property
+    def lines(self) -> list[str]:
+        """What a person is told."""
+        told = [f"left alone: {self.alive}"] if self.alive else []
+        told += [
+            f"{what} {', '.join(names)}"
+            for what, names in (
+                ("would release", self.held),
+                ("released", self.released),
+                ("gone already:", self.gone),
+            )
+            if names
+        ]
+        told += [f"not released: {sentence}" for sentence in self.left]
+        return [f"{shown(self.folder)}: {line}" for line in told]
+
+
+def run_folders(targets: Sequence[str], cwd: Path) -> list[Path]:
+    """The runs with a ledger that a person means: run folders, and those of configs.
+
+    Args:
+        targets: run folders and configs; nothing: every run under `runs`.
+        cwd: the working directory.
+
+    Raises:
+        UsageError: a target is neither.
+    """
+    folders = [folder for target in targets for folder in _folders_of(target, cwd)]
+    if not targets:
+        folders = [*_with_ledger((cwd / "runs").rglob("sandboxes.jsonl"))]
+    return list(dict.fromkeys(folders))
+
+
+async def clean(root: Path, *, dry_run: bool = False) -> Cleaned:
+    """Release what one run left, and close it in the ledger.
+
+    Raises:
+        RunFolderError: the ledger is damaged.
+    """
+    folder, cleaned = RunFolder(root), Cleaned(root)
+    try:
+        with locked(folder):
+            await _Cleaning(folder, cleaned).carry_out(dry_run=dry_run)
+    except RunFolderError as error:
+        if not _is_held(folder):
+            raise
+        cleaned.alive = str(error)
+    return cleaned
+
+
+class _Cleaning:
+    """One run's cleaning, while its folder is locked."""
+
+    def __init__(self, folder: RunFolder, cleaned: Cleaned) -> None:
+        self._folder = folder
+        self._cleaned = cleaned
+        self._backends = {kind: make() for kind, make in KINDS.items()}
+
+    async def carry_out(self, *, dry_run: bool) -> None:
+        recorded = open_entries(self._folder.sandboxes)
+        labelled = await self._labelled({opened.entry.name for opened in recorded})
+        if dry_run:
+            self._cleaned.held += [opened.entry.name for opened in recorded]
+            self._cleaned.held += [entry.name for entry in labelled]
+            return
+        with Ledger(self._folder.sandboxes) as ledger:
+            for opened in recorded:
+                if await self._has_gone(opened.entry, self._elsewhere(opened)):
+                    ledger.released(opened.entry)
+            for entry in labelled:
+                await self._has_gone(entry, "")
+
+    async def _labelled(self, known: set[str]) -> list[Entry]:
+        """What bears the run's label and is in no open row."""
+        run = self._folder.root.name
+        return [
+            Entry(name, run, kind, backend.place(name))
+            for kind, backend in self._backends.items()
+            for name in await backend.find(run)
+            if name not in known
+        ]
+
+    async def _has_gone(self, entry: Entry, elsewhere: str) -> bool:
+        """Release a sandbox; whether it is confirmed to be gone."""
+        backend = self._backends.get(entry.backend)
+        if backend is None:
+            elsewhere = f"this version of loops-cookbook knows no backend {entry.backend!r}"
+        if backend is None or elsewhere:
+            self._cleaned.left.append(f"{entry.name}: {elsewhere}")
+            return False
+        try:
+            with anyio.fail_after(RELEASE_SECONDS, shield=True):
+                was_there = await backend.remove(entry)
+        except SandboxError as error:
+            self._cleaned.left.append(str(error))
+            return False
+        except TimeoutError:
+            self._cleaned.left.append(f"{entry.name} is still there after {RELEASE_SECONDS:g} s")
+            return False
+        (self._cleaned.released if was_there else self._cleaned.gone).append(entry.name)
+        return True
+
+    def _elsewhere(self, opened: OpenEntry) -> str:
+        """Why a sandbox of another machine cannot be released from this one."""
+        here = Owner.this_process()
+        if opened.owner.host == here.host:
+            return ""
+        return f"it is on {opened.owner.host}, and this is {here.host}: run `loops cleanup` there"
+
+
+def _folders_of(target: str, cwd: Path) -> Iterator[Path]:
+    named = cwd / target
+    if named.is_dir():
+        if not (named / "run.json").exists() and not (named / "sandboxes.jsonl").exists():
+            raise UsageError(
+                f"{target} is not a run's folder (it has no run.json): name the folder of a run, "
+                "or a config"
+            )
+        yield from _with_ledger([named / "sandboxes.jsonl"])
+        return
+    loaded = load_config(target, [])
+    yield from _with_ledger((cwd / loaded.output_dir).glob("*/sandboxes.jsonl"))
+
+
+def _with_ledger(ledgers: Iterator[Path] | Sequence[Path]) -> Iterator[Path]:
+    return (ledger.parent for ledger in sorted(ledgers) if ledger.is_file())
+
+
+def _is_held(folder: RunFolder) -> bool:
+    """Whether another process holds the folder at this moment."""
+    try:
+        with locked(folder):
+            return False
+    except RunFolderError:
+        return True

@@ -1,0 +1,106 @@
+"""What the two kinds of local sandboxes have in common: users, limits, finding what is left."""
+
+import os
+import resource
+import signal
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import anyio
+
+from loops_cookbook.errors import SandboxError
+from loops_cookbook.sandboxes.base import SandboxSpec
+
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+_FIRST_USER = 65_000
+_USERS = 500
+"""Users that distributions leave alone; each sandbox that root makes gets the next of them."""
+_FILES = 4096
+"""Files that a process may have open."""
+_END_SECONDS = 10.0
+_STEP_SECONDS = 0.02
+
+
+def as_other_user(number: int) -> list[str]:
+    """What lets a program run as nobody in particular, where this process is root."""
+    if os.geteuid() != 0:
+        return []
+    user = _FIRST_USER + number % _USERS
+    return ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", "--"]
+
+
+def limits(spec: SandboxSpec) -> list[str]:
+    """What holds a program, and all that it starts, to a spec."""
+    wanted = {
+        "data": (resource.RLIMIT_DATA, spec.memory_mb << 20),
+        "fsize": (resource.RLIMIT_FSIZE, spec.disk_mb << 20),
+        "nproc": (resource.RLIMIT_NPROC, spec.processes),
+        "nofile": (resource.RLIMIT_NOFILE, _FILES),
+        "core": (resource.RLIMIT_CORE, 0),
+    }
+    words = [f"--{name}={_allowed(number, most)}" for name, (number, most) in wanted.items()]
+    return ["prlimit", *words, "--"]
+
+
+def raise_file_limit() -> None:
+    """Let this process open as many files as it may: each sandbox takes some."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def _allowed(number: int, wanted: int) -> int:
+    """A limit can be lowered only."""
+    _, most = resource.getrlimit(number)
+    return wanted if most == resource.RLIM_INFINITY else min(wanted, most)
+
+
+def environment_in(home: str) -> Mapping[str, str]:
+    """What every command finds set."""
+    return {
+        "PATH": PATH,
+        "HOME": home,
+        "LANG": "C.UTF-8",
+        "TERM": "dumb",
+        # As root, tar would try to give files to the users that an archive names.
+        "TAR_OPTIONS": "--no-same-owner",
+    }
+
+
+def host_shell() -> str:
+    """bash where this machine has it, else sh."""
+    return "/bin/bash" if Path("/bin/bash").exists() else "/bin/sh"
+
+
+async def end_processes(is_meant: Callable[[int], bool], name: str) -> bool:
+    """Kill every process that is meant until none is left.
+
+    Returns:
+        Whether there was one.
+
+    Raises:
+        SandboxError: some are left.
+    """
+    left = _kill(is_meant)
+    was_there = bool(left)
+    with anyio.move_on_after(_END_SECONDS, shield=True):
+        while left:  # they are not our children, so there is nothing to wait on
+            await anyio.sleep(_STEP_SECONDS)
+            left = _kill(is_meant)
+    if left:
+        raise SandboxError(f"sandbox {name} did not end: processes {left} cannot be killed")
+    return was_there
+
+
+def every_process() -> list[int]:
+    """The processes of this machine."""
+    return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+
+
+def _kill(is_meant: Callable[[int], bool]) -> list[int]:
+    meant = [pid for pid in every_process() if is_meant(pid)]
+    for pid in meant:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+    return meant

@@ -1,0 +1,55 @@
+"""`loops cleanup` says what it did."""
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from loops_cookbook.cli.app import app
+from loops_cookbook.rundir.layout import RunFolder, new_run_folder
+from loops_cookbook.sandboxes.base import Entry
+from loops_cookbook.sandboxes.ledger import Ledger
+from loops_cookbook.sandboxes.plain import Plain
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    return new_run_folder("runs", tmp_path)
+
+
+def left_over(folder: RunFolder, kind: str = "plain") -> str:
+    """A sandbox that the ledger holds; its name."""
+    name = f"loops-{folder.root.name}-1"
+    place = Plain().place(name)
+    with Ledger(folder.sandboxes) as ledger:
+        ledger.opens(Entry(name, folder.root.name, kind, place))
+    Path(place).mkdir()
+    return name
+
+
+def said(*words: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["cleanup", *words])
+    return result.exit_code, result.output
+
+
+def test_what_is_released_is_named_and_a_second_time_there_is_nothing(folder: RunFolder) -> None:
+    name = left_over(folder)
+    run = f"runs/{folder.root.name}"
+    assert said("--dry-run") == (0, f"{run}: would release {name}\n")
+    assert said() == (0, f"{run}: released {name}\n")
+    assert said() == (0, "nothing to release\n")
+
+
+def test_what_could_not_be_released_is_a_status(folder: RunFolder) -> None:
+    name = left_over(folder, kind="zeppelin")
+    status, text = said(f"runs/{folder.root.name}")
+    assert status == 1
+    assert f"not released: {name}: this version of loops-cookbook knows no backend" in text
+
+
+def test_what_is_no_run_is_refused(folder: RunFolder) -> None:
+    status, text = said("runs")
+    assert status == 2
+    assert "is not a run's folder" in text

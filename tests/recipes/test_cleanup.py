@@ -1,0 +1,196 @@
+"""Cleaning up after runs: what they left is released, what lives is left alone."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import anyio
+import pytest
+
+from loops_cookbook.errors import RunFolderError, UsageError
+from loops_cookbook.recipes.cleanup import clean, run_folders
+from loops_cookbook.rundir.layout import RunFolder, locked, new_run_folder
+from loops_cookbook.sandboxes import ledger as ledgers
+from loops_cookbook.sandboxes.base import Entry
+from loops_cookbook.sandboxes.ledger import Ledger, open_entries
+from loops_cookbook.sandboxes.plain import Plain
+
+SECONDS = f"7{os.getpid()}"
+OWNER = """
+import sys, anyio
+from pathlib import Path
+from loops_cookbook.config.sandbox import SandboxTable
+from loops_cookbook.recipes.sandboxes import sandboxes_of
+from loops_cookbook.rundir.layout import RunFolder, locked
+from loops_cookbook.sandboxes.ledger import Ledger
+
+async def main(folder):
+    table = SandboxTable(backend="local", isolation="none", network=True)
+    with locked(folder), Ledger(folder.sandboxes) as ledger:
+        async with sandboxes_of(table, folder.root.name, ledger=ledger) as opening:
+            for _ in range(2):
+                made = await opening.open("task a", {})
+                await made.exec(f"touch left; (setsid sleep {sys.argv[2]} >/dev/null 2>&1 &)")
+            print("ready", flush=True)
+            sys.stdin.read()
+
+anyio.run(main, RunFolder(Path(sys.argv[1])))
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    return new_run_folder("runs/x", tmp_path)
+
+
+@pytest.fixture
+def owner(folder: RunFolder) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that holds two sandboxes of a run."""
+    command = [sys.executable, "-c", OWNER, str(folder.root), SECONDS]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout
+        assert process.stdout.readline() == b"ready\n"
+        deadline = time.monotonic() + 20
+        while sleepers() < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)  # a shell goes on before its child is what it will be
+        yield process
+        process.kill()
+    anyio.run(clean, folder.root)
+
+
+def places(folder: RunFolder) -> list[Path]:
+    return [Path(Plain().place(f"loops-{folder.root.name}-{number}")) for number in (1, 2)]
+
+
+def sleepers() -> int:
+    """How many processes of this machine sleep for the seconds of this test session."""
+    found = 0
+    for pid in filter(str.isdecimal, os.listdir("/proc")):
+        with suppress(OSError):
+            found += Path(f"/proc/{pid}/cmdline").read_bytes() == f"sleep\0{SECONDS}\0".encode()
+    return found
+
+
+def test_what_a_killed_run_left_is_released_and_again_there_is_nothing_to_do(
+    folder: RunFolder, owner: subprocess.Popen[bytes]
+) -> None:
+    owner.send_signal(signal.SIGKILL)
+    owner.wait()
+    names = [place.name for place in places(folder)]
+    assert all((place / "left").exists() for place in places(folder))
+    assert sleepers() == 2
+
+    told = anyio.run(lambda: clean(folder.root, dry_run=True))
+    assert told.held == names
+    assert sleepers() == 2
+
+    assert anyio.run(clean, folder.root).released == names
+    assert not any(place.exists() for place in places(folder))
+    assert sleepers() == 0
+    assert open_entries(folder.sandboxes) == ()
+    assert anyio.run(clean, folder.root).lines == []
+
+
+def test_a_run_that_lives_is_left_alone(folder: RunFolder, owner: subprocess.Popen[bytes]) -> None:
+    cleaned = anyio.run(clean, folder.root)
+    assert f"being written by process {owner.pid}" in cleaned.alive
+    assert cleaned.released == []
+    assert sleepers() == 2
+    owner.communicate(b"")
+    assert owner.returncode == 0
+    assert sleepers() == 0
+    assert anyio.run(clean, folder.root).lines == []
+
+
+def test_what_bears_the_label_and_is_in_no_row_is_released(folder: RunFolder) -> None:
+    """A ledger on a disk that was lost says nothing of it."""
+    folder.sandboxes.touch()
+    stray = Path(Plain().place(f"loops-{folder.root.name}-9"))
+    others = Path(Plain().place("loops-another-run-9"))
+    stray.mkdir()
+    others.mkdir()
+    try:
+        assert anyio.run(clean, folder.root).released == [stray.name]
+        assert not stray.exists()
+        assert others.exists()
+    finally:
+        others.rmdir()
+
+
+def test_what_is_gone_already_is_closed(folder: RunFolder) -> None:
+    with Ledger(folder.sandboxes) as ledger:
+        ledger.opens(Entry("loops-x-1", folder.root.name, "bubblewrap"))
+    assert anyio.run(clean, folder.root).gone == ["loops-x-1"]
+    assert open_entries(folder.sandboxes) == ()
+
+
+def test_what_is_on_another_machine_or_of_an_unknown_kind_is_told_and_kept(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Ledger(folder.sandboxes) as ledger:
+        ledger.opens(Entry("loops-x-1", folder.root.name, "zeppelin"))
+    here = ledgers.Owner.this_process()
+    there = replace(here, host="elsewhere")
+    monkeypatch.setattr(ledgers.Owner, "this_process", classmethod(lambda cls: there))
+    with Ledger(folder.sandboxes) as ledger:
+        ledger.opens(Entry("loops-x-2", folder.root.name, "plain", "/tmp/loops-x-2"))
+    monkeypatch.undo()
+    unknown, elsewhere = anyio.run(clean, folder.root).left
+    assert "knows no backend 'zeppelin'" in unknown
+    assert f"it is on elsewhere, and this is {here.host}" in elsewhere
+    assert len(open_entries(folder.sandboxes)) == 2
+
+
+def test_a_folder_that_a_ledger_should_not_name_is_not_removed(
+    folder: RunFolder, tmp_path: Path
+) -> None:
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    with Ledger(folder.sandboxes) as ledger:
+        ledger.opens(Entry("loops-x-1", folder.root.name, "plain", str(precious)))
+    assert anyio.run(clean, folder.root).gone == ["loops-x-1"]
+    assert precious.exists()
+
+
+def test_a_damaged_ledger_is_told(folder: RunFolder) -> None:
+    folder.sandboxes.write_text('{"event": "?"}\n')
+    with pytest.raises(RunFolderError, match=r"sandboxes\.jsonl:1"):
+        anyio.run(clean, folder.root)
+
+
+def with_ledger(tmp_path: Path, output_dir: str) -> Path:
+    folder = new_run_folder(output_dir, tmp_path)
+    folder.sandboxes.touch()
+    return folder.root
+
+
+def test_without_a_target_every_run_with_a_ledger_is_meant(tmp_path: Path) -> None:
+    first, second = with_ledger(tmp_path, "runs/a"), with_ledger(tmp_path, "runs/b/c")
+    with_ledger(tmp_path, "elsewhere")
+    new_run_folder("runs/a", tmp_path)
+    assert set(run_folders([], tmp_path)) == {first, second}
+
+
+def test_a_target_is_a_run_or_a_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    first, second = with_ledger(tmp_path, "runs/a"), with_ledger(tmp_path, "runs/b")
+    config = '[model]\nname = "m"\n[episode]\nclass = "e:E"\ntasks = "t"\n'
+    Path("train.toml").write_text(f'recipe = "rl"\n{config}[output]\noutput_dir = "runs/b"\n')
+    assert run_folders(["train.toml"], tmp_path) == [second]
+    assert run_folders([str(first), str(first)], tmp_path) == [first]
+    with pytest.raises(UsageError, match="not a run's folder"):
+        run_folders(["runs"], tmp_path)
+
+
+def test_a_run_without_sandboxes_has_nothing_to_release(tmp_path: Path) -> None:
+    folder = new_run_folder("runs", tmp_path)
+    folder.run.touch()
+    assert run_folders([str(folder.root)], tmp_path) == []
+    with locked(folder):
+        pass
