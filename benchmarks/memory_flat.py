@@ -23,7 +23,8 @@ from scripted_project import Silence, run_row, scripted_plan
 
 from loops_cookbook.learning.datums import Datum
 from loops_cookbook.recipes.rl import run_rl
-from loops_cookbook.records import Fanout, GroupRow
+from loops_cookbook.recorders import Fanout
+from loops_cookbook.records import GroupRow
 from loops_cookbook.report.progress import Progress
 from loops_cookbook.rundir.layout import new_run_folder
 from loops_cookbook.rundir.write import RunWriter

@@ -8,10 +8,10 @@ import pytest
 
 from loops_cookbook.attempts import Attempt, Discarded, Fate, Flags, Group, Rejection
 from loops_cookbook.journal import encode
+from loops_cookbook.recorders import Fanout
 from loops_cookbook.records import (
     SCHEMA_VERSION,
     EvaluationRow,
-    Fanout,
     GroupRow,
     Level,
     RolloutRow,

@@ -327,55 +327,6 @@ class Recorder(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Fanout:
-    """A Recorder that tells several, in their order; with none it tells nobody."""
-
-    recorders: tuple[Recorder, ...] = ()
-
-    def run_started(self, row: RunRow) -> None:
-        """Told to each."""
-        for recorder in self.recorders:
-            recorder.run_started(row)
-
-    def attempt_ended(self, attempt: Attempt, purpose: str) -> None:
-        """Told to each."""
-        for recorder in self.recorders:
-            recorder.attempt_ended(attempt, purpose)
-
-    def group_settled(self, row: GroupRow) -> None:
-        """Told to each."""
-        for recorder in self.recorders:
-            recorder.group_settled(row)
-
-    def fates(self, rows: Sequence[RolloutRow]) -> None:
-        """Told to each."""
-        for recorder in self.recorders:
-            recorder.fates(rows)
-
-    def update(self, row: StepRow) -> None:
-        """Told to each."""
-        for recorder in self.recorders:
-            recorder.update(row)
-
-    def evaluation(self, row: EvaluationRow) -> None:
-        """Told to each."""
-        for recorder in self.recorders:
-            recorder.evaluation(row)
-
-    def note(self, level: Level, text: str) -> None:
-        """Told to each."""
-        for recorder in self.recorders:
-            recorder.note(level, text)
-
-    def run_ended(
-        self, status: RunStatus, counts: Mapping[str, int], reason: str | None = None
-    ) -> None:
-        """Told to each."""
-        for recorder in self.recorders:
-            recorder.run_ended(status, counts, reason)
-
-
 def spread(values: Iterable[float]) -> float:
     """The sample standard deviation (divided by n - 1); 0 for a single value."""
     numbers = list(values)

@@ -19,7 +19,8 @@ from loops_cookbook.config.load import load_config
 from loops_cookbook.recipes.launch import with_judges
 from loops_cookbook.recipes.plan import Plan, plan_run
 from loops_cookbook.recipes.rl import run_rl
-from loops_cookbook.records import Fanout, GroupRow, Level, RunRow, RunStatus
+from loops_cookbook.recorders import Fanout
+from loops_cookbook.records import GroupRow, Level, RunRow, RunStatus
 from loops_cookbook.rundir.layout import new_run_folder
 from loops_cookbook.rundir.write import RunWriter
 from loops_cookbook.testing import PlainRenderer, ScriptedService

@@ -3,7 +3,8 @@
 import logging
 
 from loops_cookbook.cli.logs import logs_noted
-from loops_cookbook.records import Fanout, Level
+from loops_cookbook.recorders import Fanout
+from loops_cookbook.records import Level
 
 kept: list[tuple[Level, str]] = []
 logger = logging.getLogger("loops_cookbook.somewhere")

@@ -36,7 +36,8 @@ from loops_cookbook.recipes.launch import (
 from loops_cookbook.recipes.plan import Plan, plan_run
 from loops_cookbook.recipes.rl import Surroundings, run_rl
 from loops_cookbook.recipes.sandboxes import open_sandboxes, require_sandboxes
-from loops_cookbook.records import Fanout, RunRow, RunStatus
+from loops_cookbook.recorders import Fanout
+from loops_cookbook.records import RunRow, RunStatus
 from loops_cookbook.report.console import (
     answer_console,
     side_console,

@@ -9,7 +9,6 @@ while a call runs. Which requests wait for which, and how they arrive, is not kn
 import os
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,7 +18,6 @@ import transformers
 from loops_cookbook.errors import ModelError
 from loops_cookbook.local.checkpoints import put_trained, read_moments, read_trained, save
 from loops_cookbook.local.errors import BadRequest, NotFinite
-from loops_cookbook.local.memory import lendable_bytes
 from loops_cookbook.local.model import DTYPES, copies, load_policy
 from loops_cookbook.local.places import Place, State, read_state
 from loops_cookbook.local.probe import probe
@@ -35,13 +33,8 @@ from loops_cookbook.local.requests import (
     check_rows,
 )
 from loops_cookbook.local.sampling.sampler import Sampler
-from loops_cookbook.local.sampling.stand_ins import (
-    StandIns,
-    merged_bytes,
-    with_merged_adapters,
-    without_adapters,
-)
 from loops_cookbook.local.sampling.tickets import Outcome, Ticket
+from loops_cookbook.local.serving import Serving
 from loops_cookbook.local.text import load_decode
 from loops_cookbook.local.train import Trainer
 
@@ -56,10 +49,8 @@ __all__ = [
     "SampleJob",
 ]
 
-MOST_PINNED = 4
-"""Checkpoints held in memory to be sampled."""
 LEAST_BOUND_OF_RANK = 256
-"""An adapter may have as many ranks as the model is wide; of a narrow one, so many."""
+"""An adapter may have a rank as large as the model is wide; on a narrow model, up to this."""
 ONE_THREAD_BELOW = 5_000_000
 """Parameters below which one thread is fastest: more of them spend their time meeting."""
 
@@ -113,12 +104,13 @@ class Engine:
             raise ModelError(self._rank_fault(settings.lora_rank))
         small = self._policy.parameters < ONE_THREAD_BELOW
         torch.set_num_threads(settings.threads or (1 if small else os.cpu_count() or 1))
+        self._serving = Serving(self._policy, settings.checkpoints)
         self._sampler = Sampler(
             self._policy,
             load_decode(settings.model_dir),
             max_seq_len=settings.max_seq_len,
             seed=settings.seed,
-            serving=self._serving,
+            serving=self._serving.put,
             is_alone=settings.deterministic,
         )
         # On the loaded weights, which every run begins with.
@@ -159,16 +151,7 @@ class Engine:
             seed=self._settings.seed if seed is None else seed,
         )
         self._trainer = Trainer(self._policy, packing=self._packing)
-        module = self._policy.module
-        self._bare = without_adapters(module) if lora_rank else None
-        self._merged: StandIns | None = None
-        size = merged_bytes(module) if lora_rank else None
-        self._can_merge = size is not None and size <= lendable_bytes(self._policy.device)
-        self._published: list[torch.Tensor] | None = None
-        self._read: dict[Weights, list[torch.Tensor]] = {}
-        """Checkpoints that are sampled, the oldest first."""
-        self._start: list[torch.Tensor] | None = None
-        """What was loaded from a checkpoint last."""
+        self._serving.begin()
         self.lora_rank = lora_rank
         self.step = 0
         """Optimizer steps applied."""
@@ -248,16 +231,16 @@ class Engine:
         settings = AdamW(learning_rate, beta1, beta2, eps, weight_decay, grad_clip_norm)
         before = copies(self._policy.trainable) if self.step == self.policy_version else None
         metrics = self._trainer.optim_step(settings)
-        self._published = before or self._published
+        if before is not None:
+            self._serving.hold(before)
         self.step += 1
         return metrics
 
     def publish(self) -> int:
         """Let `sample` serve the live weights from now on; their version, which is the step."""
-        self._published = None
         if self.policy_version != self.step:
             self._sampler.forget("live")
-            self._merged = None
+            self._serving.publish()
         self.policy_version = self.step
         return self.policy_version
 
@@ -267,7 +250,7 @@ class Engine:
         Raises:
             BadRequest: this engine keeps none.
         """
-        place.folder(self._root)
+        place.folder(self._serving.root)
 
     def save(self, place: Place) -> None:
         """Write what is trained now as a checkpoint; one for training has the optimizer too.
@@ -283,7 +266,7 @@ class Engine:
             saved_at=time.time(),
         )
         moments = self._trainer.moments() if place.kind == "weights" else None
-        save(place.folder(self._root), self._policy, state, optimizer=moments)
+        save(place.folder(self._serving.root), self._policy, state, optimizer=moments)
 
     def load(self, place: Place, *, with_optimizer: bool) -> int:
         """Train on from a checkpoint of this model and rank; the step that training is at now.
@@ -295,15 +278,14 @@ class Engine:
         Raises:
             BadRequest: there is none, or it does not fit; all is as before.
         """
-        folder = place.folder(self._root)
+        folder = place.folder(self._serving.root)
         state = read_state(folder)
         tensors = read_trained(folder, self._policy)
         moments = read_moments(folder, self._policy) if with_optimizer else {}
         self._trainer.restore(moments)
         self._sampler.forget_all()
         put_trained(self._policy, tensors)
-        self._published = self._merged = None
-        self._start = copies(self._policy.trainable)
+        self._serving.start_here()
         self.step = self.policy_version = state.step if with_optimizer else 0
         return self.step
 
@@ -313,13 +295,7 @@ class Engine:
         Raises:
             BadRequest: there is none, or it is of another rank than what is trained here.
         """
-        state = read_state(place.folder(self._root))
-        if state.lora_rank != self.lora_rank:
-            raise BadRequest(
-                f"{place} has lora_rank {state.lora_rank}, and this engine trains "
-                f"{self.lora_rank}: sample it from an engine of its rank"
-            )
-        return f"{place}@{state.saved_at}"
+        return self._serving.pin(place, self.lora_rank)
 
     def ask(self, job: SampleJob) -> Ticket:
         """Queue a job; `draw` tells its outcome by this ticket.
@@ -331,7 +307,10 @@ class Engine:
             BadRequest: the job is refused.
         """
         check_job(job, self._limits)
-        return self._sampler.add(replace(job, weights=self._named(job.weights)))
+        self._serving.make_room(self._sampler.forget_idle)
+        is_untouched = self.policy_version == 0
+        weights = self._serving.named(job.weights, is_untouched=is_untouched)
+        return self._sampler.add(replace(job, weights=weights))
 
     def draw(self) -> list[tuple[Ticket, Outcome]]:
         """Draw one more token for all jobs that fit, and tell what ended."""
@@ -366,60 +345,11 @@ class Engine:
             **self._trainer.description(),
         }
 
-    @property
-    def _root(self) -> Path:
-        if self._settings.checkpoints is None:
-            raise BadRequest("this engine keeps no checkpoints: start it with a folder for them")
-        return self._settings.checkpoints
-
-    def _named(self, weights: Weights) -> Weights:
-        """One name for weights that are the same now, so that they are sampled together."""
-        if weights == "start" and self._start is None:
-            weights = "base"
-        is_untouched = self.policy_version == 0
-        first: Weights = "base" if self._start is None else "start"
-        return "live" if is_untouched and weights == first else weights
-
     def _rank_fault(self, lora_rank: int) -> str:
         return (
             f"lora_rank is {lora_rank}: give 0 (every weight) to {self._most_rank}; an adapter of "
             "more is larger than the layers it is on"
         )
-
-    def _serving(self, weights: Weights) -> AbstractContextManager[None]:
-        """The weights of a name, for a `with` block."""
-        if weights == "start":
-            assert self._start is not None
-            return self._policy.holding(self._start)
-        if weights not in ("live", "base"):
-            return self._policy.holding(self._pinned(weights))
-        if weights == "base":
-            return self._policy.untrained() if self._bare is None else self._bare.standing_in()
-        if self._can_merge:
-            if self._merged is None:
-                with self._published_adapters():
-                    self._merged = with_merged_adapters(self._policy.module)
-            return self._merged.standing_in()
-        return self._published_adapters()
-
-    def _pinned(self, weights: Weights) -> list[torch.Tensor]:
-        """The tensors of a checkpoint that `pin` named; the last few stay in memory."""
-        if weights not in self._read:
-            path, _, saved_at = weights.rpartition("@")
-            folder = Place.parse(path).folder(self._root)
-            if str(read_state(folder).saved_at) != saved_at:
-                raise BadRequest(f"{path} was saved anew meanwhile: sample it again")
-            if len(self._read) == MOST_PINNED:
-                self._sampler.forget(oldest := next(iter(self._read)))
-                del self._read[oldest]
-            self._read[weights] = read_trained(folder, self._policy)
-        return self._read[weights]
-
-    def _published_adapters(self) -> AbstractContextManager[None]:
-        """The published values of what is trained, for a `with` block."""
-        if self._published is None:
-            return nullcontext()
-        return self._policy.holding(self._published)
 
 
 def _device(settings: EngineSettings) -> torch.device:

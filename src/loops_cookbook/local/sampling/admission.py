@@ -50,6 +50,11 @@ class Admission:
         """Whether there is nothing to do."""
         return not (self._waiting or self._parts)
 
+    def has(self, weights: Weights) -> bool:
+        """Whether a job with some weights is waiting or under way."""
+        tickets = [*self._waiting, *(part.ticket for part in self._parts)]
+        return any(ticket.job.weights == weights for ticket in tickets)
+
     def add(self, ticket: Ticket) -> None:
         """Queue a job."""
         self._waiting.append(ticket)

@@ -3,8 +3,7 @@
 Prompts are read by a `Reader`, so what is held of them is not read again, and what a row leaves
 behind is held for whoever goes on from it. Rows of one prompt share it; rows of like length, whose
 prompts are of like length too, stand on one `Shelf`, and all shelves are one batch to the model. A
-row is computed as if it were alone,
-but for rounding.
+row is computed as if it were alone, but for rounding.
 """
 
 from collections.abc import Sequence, Set

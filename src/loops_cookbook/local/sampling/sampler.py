@@ -102,6 +102,13 @@ class Sampler:
         assert not any(batch.weights == weights for batch in self._batches)
         self._prefixes.forget(weights)
 
+    def forget_idle(self, weights: Weights) -> bool:
+        """Let go of these weights' prompts; False where a job of theirs is waiting or under way."""
+        if self._admission.has(weights):
+            return False
+        self._prefixes.forget(weights)
+        return True
+
     def forget_all(self) -> None:
         """All weights may be others from now on. No job may be under way."""
         assert not self._batches
