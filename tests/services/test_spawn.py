@@ -1,6 +1,7 @@
 """A server in a child process lives exactly as long as its block, and its death is told."""
 
 import os
+import signal
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -264,6 +265,26 @@ class TestEngine:
         assert not np.array_equal(after.logprobs, before.logprobs)
         assert untrained.policy_version == 0
         np.testing.assert_array_equal(untrained.logprobs, before.logprobs)
+
+    @pytest.mark.slow
+    async def test_one_that_hangs_is_ended_and_every_call_with_it(self, tmp_path: Path) -> None:
+        """A process that is stopped keeps its connections: a sample would have waited for ever."""
+        model = tiny_model(tmp_path / "model")
+        options = EngineOptions(model, "tiny", 32, 0, device="cpu", threads=1)
+        pid = 0
+
+        async def sample_from_one_that_is_stopped() -> None:
+            nonlocal pid
+            log = tmp_path / "log"
+            async with local_engine(options, run_id="r1", log_path=log, silent_seconds=1) as engine:
+                asked = ["pgrep", "-P", str(os.getpid()), "-f", "-n", "local"]
+                pid = int((await anyio.run_process(asked)).stdout)
+                os.kill(pid, signal.SIGSTOP)
+                await engine.sampler.sample(ids_of([3, 4]), SampleParams(max_tokens=4))
+
+        with pytest.raises(EngineDied, match=r"hung: it has not answered for \d+ s"):
+            await sample_from_one_that_is_stopped()
+        assert await ended(pid)
 
     async def test_a_deterministic_one_gives_the_same_bits_in_any_company(
         self, tmp_path: Path

@@ -9,6 +9,7 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from urllib.parse import quote
 
 import anyio
@@ -19,6 +20,7 @@ from loops_cookbook.services.base import Sampler, Trainer
 from loops_cookbook.services.control import HOSTED_URL, ControlPlane, HostedOptions
 from loops_cookbook.services.control_bodies import SamplerPlace, TrainerRun
 from loops_cookbook.services.gather import GatheringSampler, loop_settled
+from loops_cookbook.services.heartbeat import Pulse, beating
 from loops_cookbook.services.http import HttpSampler, HttpTrainer
 from loops_cookbook.services.queued import QueuedSampler
 from loops_cookbook.services.transport import Patience, Transport, open_transport
@@ -97,7 +99,7 @@ async def hosted_loops(
                 await trainer.init_trainer(options.lora_rank)
                 sampler = _sampler(to_sampler, place, run, trainer)
                 async with (
-                    _beating(to_trainer, run),
+                    beating(to_trainer, _pulse(run), partial(_unheard, run.id)),
                     GatheringSampler(sampler, settle=settle) as gathering,
                 ):
                     yield HostedService(trainer, gathering, _description(run, place))
@@ -142,7 +144,7 @@ def _description(run: TrainerRun, place: SamplerPlace) -> dict[str, str | int]:
 
 async def _trainer_ready(control: ControlPlane, trainer: Transport, run: TrainerRun) -> None:
     """Wait until a trainer answers; its deployment may say sooner that it never will."""
-    path = f"/health?base_model={quote(run.base_model, safe='')}"
+    path = _health(run)
     said = ""
     with anyio.move_on_after(READY_SECONDS):
         while not await _is_healthy(trainer, path, run):
@@ -219,33 +221,13 @@ def _not_up(what: str, its_id: str, status: str) -> ServiceError:
     )
 
 
-@asynccontextmanager
-async def _beating(trainer: Transport, run: TrainerRun) -> AsyncGenerator[None]:
-    """Show the trainer that somebody is there, while other work keeps it waiting."""
-    path = f"/health?base_model={quote(run.base_model, safe='')}"
-
-    async def beat() -> None:
-        while True:
-            await anyio.sleep(HEARTBEAT_SECONDS)
-            if not await _is_heard(trainer, path, run):
-                logger.warning("run %s did not answer a heartbeat", run.id)
-
-    failure: Exception | None = None
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(beat)
-        try:
-            yield
-        except Exception as error:  # carried around the task group, which would wrap it
-            failure = error
-        tasks.cancel_scope.cancel()
-    if failure is not None:
-        raise failure
+def _pulse(run: TrainerRun) -> Pulse:
+    return Pulse(_health(run), HEARTBEAT_SECONDS, {"X-Run-Id": run.id})
 
 
-async def _is_heard(trainer: Transport, path: str, run: TrainerRun) -> bool:
-    """Calls that matter find out by themselves whether the trainer is there."""
-    try:
-        answer = await trainer.call("probe", "GET", path, headers={"X-Run-Id": run.id})
-    except ServiceUnavailable:
-        return False
-    return answer.status < 500
+def _health(run: TrainerRun) -> str:
+    return f"/health?base_model={quote(run.base_model, safe='')}"
+
+
+def _unheard(run_id: str, seconds: float) -> None:
+    logger.warning("run %s has answered no heartbeat for %.0f s", run_id, seconds)

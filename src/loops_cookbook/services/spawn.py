@@ -14,6 +14,7 @@ import signal
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from subprocess import PIPE
 from typing import BinaryIO, cast
@@ -28,6 +29,7 @@ from loops_cookbook.services.base import Sampler, Trainer
 from loops_cookbook.services.command import API_KEY_VARIABLE, EngineOptions
 from loops_cookbook.services.extras import LOCAL, is_installed
 from loops_cookbook.services.gather import GatheringSampler, loop_settled
+from loops_cookbook.services.heartbeat import Pulse, beating
 from loops_cookbook.services.http import HttpSampler, HttpTrainer
 from loops_cookbook.services.transport import open_transport
 
@@ -35,6 +37,8 @@ logger = logging.getLogger(__name__)
 
 START_SECONDS = 600.0
 """For loading a model."""
+SILENT_SECONDS = 60.0
+"""Of an engine that hangs; a machine that is overloaded answers late."""
 END_SECONDS = 5.0
 """Between asking the child to end and killing it."""
 LAST_WORDS = 3
@@ -58,6 +62,7 @@ async def local_engine(
     run_id: str,
     log_path: Path,
     settle: Callable[[], Awaitable[None]] = loop_settled,
+    silent_seconds: float = SILENT_SECONDS,
 ) -> AsyncGenerator[LocalService]:
     """Start the embedded engine, with fresh weights to train; end it with the block.
 
@@ -67,11 +72,12 @@ async def local_engine(
         log_path: where the engine's stderr goes, appended.
         settle: when equal samples leave as one request; see `GatheringSampler`. A deterministic
             engine gets each by itself.
+        silent_seconds: after which an engine that answers nothing is taken to hang.
 
     Raises:
         MissingExtra: what it needs is not installed; nothing was started.
         ModelError: it refused the model.
-        EngineDied: it ended, or did not serve in time.
+        EngineDied: it ended, hung, or did not serve in time.
     """
     if not is_installed(LOCAL):
         raise MissingExtra("the embedded engine (scope local)", "local")
@@ -90,7 +96,15 @@ async def local_engine(
         seconds = anyio.current_time() - began
         logger.info("the embedded engine serves, %.1f s after its start", seconds)
         described = {"url": child.url, "run_id": run_id, "log": str(log_path), **child.engine}
-        yield LocalService(trainer, sampler, described)
+        pulse = Pulse(health, every_seconds=silent_seconds / 6)
+        async with beating(transport, pulse, partial(_kill_if_silent, child, silent_seconds)):
+            yield LocalService(trainer, sampler, described)
+
+
+def _kill_if_silent(child: "Child", limit: float, seconds: float) -> None:
+    """Its event loop answers while the engine computes; one that does not will not come back."""
+    if seconds >= limit:
+        child.kill(f"the embedded engine hung: it has not answered for {seconds:.0f} s")
 
 
 @asynccontextmanager
@@ -161,6 +175,8 @@ class Child:
         self._log_path = log_path
         self._log_start = log_start
         self._death: str | None = None
+        self._killed: str | None = None
+        """Why it was ended, where that was not at its end."""
         self._waiting: set[anyio.CancelScope] = set()
         self.url = ""
         self.engine: Mapping[str, str | int] = {}
@@ -181,10 +197,16 @@ class Child:
         if self._death is not None and scope.cancelled_caught:
             raise EngineDied(self._death)
 
+    def kill(self, why: str) -> None:
+        """End the process at once; its death is then told in these words."""
+        self._killed = f"{why}{self._hint()}"
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
     async def watch(self) -> None:
         """Wait for the process to end, and end the calls that wait for it."""
         await self._process.wait()
-        self._death = self._told()
+        self._death = self._killed or self._told()
         for scope in self._waiting:
             scope.cancel()
 
