@@ -98,7 +98,7 @@ def test_a_scope_of_the_command_line_is_told_as_such(make_plan) -> None:
 async def test_a_run_opens_it_with_what_the_config_says(runnable, project: Path) -> None:
     plan = runnable(OWN, "model.seed=7")
     require_service(plan, {})
-    async with open_service(plan, RunFolder(project / "runs" / "r1")) as service:
+    async with open_service(plan, RunFolder(project / "runs" / "r1"), {}) as service:
         sampler: Any = service.sampler
         assert await sampler.sample(*asked()) is not None
         assert service.description == {"service": "scripted"}
@@ -114,7 +114,8 @@ async def test_the_factory_is_given_a_context(runnable, project: Path) -> None:
         return ScriptedService([])()
 
     own = OwnService("mine:create", kept, plan.own_service.options)
-    async with open_service(replace(plan, own_service=own), RunFolder(project / "runs" / "r1")):
+    folder = RunFolder(project / "runs" / "r1")
+    async with open_service(replace(plan, own_service=own), folder, {}):
         pass
     (context,) = given
     assert (context.run_id, context.model, context.max_seq_len) == ("r1", "a/policy", 64)

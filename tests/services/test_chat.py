@@ -11,7 +11,6 @@ import httpx
 import pytest
 from trio.testing import MockClock
 
-from loops_cookbook.config.producers import MOST_CALLS
 from loops_cookbook.errors import ServiceRefused, ServiceUnavailable
 from loops_cookbook.messages import ToolCall
 from loops_cookbook.services.base import ChatAnswer, ChatRequest
@@ -23,7 +22,6 @@ from loops_cookbook.services.chat import (
     open_chat,
 )
 from loops_cookbook.services.transport import (
-    MAX_CONNECTIONS,
     Accept,
     Answer,
     GiveUp,
@@ -249,10 +247,6 @@ async def test_calls_beyond_the_limit_wait() -> None:
             group.start_soon(chat.complete, ASK)
     assert network.most_under_way == 3
     assert anyio.current_time() == 3.0
-
-
-def test_there_are_connections_for_every_call_that_a_config_allows() -> None:
-    assert MOST_CALLS <= MAX_CONNECTIONS
 
 
 # --- Faults and the key
