@@ -7,7 +7,7 @@ page in memory and compares it with the file, so a page is never behind its code
 import ast
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast, get_args, get_origin
 
@@ -17,7 +17,9 @@ from pydantic.fields import FieldInfo
 
 from loops_cookbook.cli.app import app
 from loops_cookbook.config.rl import RLConfig
+from loops_cookbook.config.sft import SFTConfig
 from loops_cookbook.recipes.metrics import metrics_page
+from loops_cookbook.recipes.sft_metrics import sft_metrics_section
 
 REFERENCE = Path(__file__).parent / "reference"
 SOURCE = Path(__file__).parents[1] / "src" / "loops_cookbook"
@@ -29,6 +31,15 @@ A config is a TOML file. An unknown key is an error, and so is a value of anothe
 is converted. Durations are seconds. Paths are relative to the config's folder, `output_dir`
 alone to the working directory. Any key can be set for one command with `--set table.key=value`,
 where the value is TOML.
+
+What follows is a config with `recipe = "rl"`; below it stands what is different with
+`recipe = "sft"`.
+"""
+
+SFT_INTRODUCTION = """\
+# Supervised fine-tuning
+
+A config with `recipe = "sft"` has `[compute]`, `[model]` and `[output]` as above, and these.
 """
 
 CLI_INTRODUCTION = """\
@@ -57,7 +68,20 @@ the module's rule. How they build on one another is told in [The house](../desig
 
 def config_page() -> str:
     """Every table and key of a config."""
-    return "\n".join([CONFIG_INTRODUCTION, *_tables(RLConfig, ())])
+    shared = {field.annotation for field in RLConfig.model_fields.values()}
+    return "\n".join(
+        [
+            CONFIG_INTRODUCTION,
+            *_tables(RLConfig, ()),
+            SFT_INTRODUCTION,
+            *_tables(SFTConfig, (), left_out=shared),
+        ]
+    )
+
+
+def whole_metrics_page() -> str:
+    """The metrics of every recipe."""
+    return metrics_page() + sft_metrics_section()
 
 
 def cli_page() -> str:
@@ -86,7 +110,7 @@ def modules_page() -> str:
 PAGES: Mapping[str, Callable[[], str]] = {
     "config.md": config_page,
     "cli.md": cli_page,
-    "metrics.md": metrics_page,
+    "metrics.md": whole_metrics_page,
     "modules.md": modules_page,
 }
 """Each generated page by its file's name."""
@@ -99,8 +123,10 @@ def main() -> None:
         (REFERENCE / name).write_text(page(), encoding="utf-8", newline="\n")
 
 
-def _tables(model: type[BaseModel], place: tuple[str, ...]) -> Iterator[str]:
-    """A section for a table of the config, then one for each table in it."""
+def _tables(
+    model: type[BaseModel], place: tuple[str, ...], *, left_out: Container[object] = ()
+) -> Iterator[str]:
+    """A section for a table of the config, then one for each table in it that is not left out."""
     properties = model.model_json_schema(by_alias=True)["properties"]
     rows: list[tuple[str, ...]] = []
     below: list[tuple[type[BaseModel], tuple[str, ...]]] = []
@@ -110,7 +136,7 @@ def _tables(model: type[BaseModel], place: tuple[str, ...]) -> Iterator[str]:
         if inner is None:
             schema, text = properties[key], field.description or ""
             rows.append((f"`{key}`", _type(schema), _default(field), text))
-        else:
+        elif field.annotation not in left_out:
             is_named = get_origin(field.annotation) is dict
             below.append((inner, (*place, key, "<name>") if is_named else (*place, key)))
     title = f"## `[{'.'.join(place)}]`" if place else "## Before any table"

@@ -232,11 +232,17 @@ class EvaluationRow(Row):
     fates: Mapping[str, int]
     """How many attempts came to each fate."""
     tasks: tuple[TaskResult, ...]
+    loss: float | None = None
+    """SFT: mean over the trained tokens of the held-out rows, in nats."""
 
     @property
     def metrics(self) -> dict[str, float]:
         """Its scores under the names of metrics, which belong to the row of its update."""
-        named = {"reward_mean": self.reward_mean, "solve_rate": self.solve_rate}
+        named = {
+            "loss": self.loss,
+            "reward_mean": self.reward_mean,
+            "solve_rate": self.solve_rate,
+        }
         named |= {f"pass_at_{k}": value for k, value in self.pass_at_k.items()}
         return {f"eval/{self.set}/{key}": v for key, v in named.items() if v is not None}
 

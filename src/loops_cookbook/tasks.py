@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, NoReturn, TypeVar
+from typing import Generic, Literal, NoReturn, TypeVar
 
 from pydantic import BaseModel
 
@@ -36,12 +36,15 @@ class Task(Generic[TaskT]):
     """File and line, such as `tasks.jsonl:17`."""
 
 
-def load_tasks(path: Path, schema: type[ValueT]) -> list[Task[ValueT]]:
+def load_tasks(
+    path: Path, schema: type[ValueT], *, kind: Literal["tasks", "data"] = "tasks"
+) -> list[Task[ValueT]]:
     """Read a tasks file, in its order.
 
     Args:
         path: a JSONL file.
         schema: the pydantic model that each line must satisfy.
+        kind: what messages call the file: `data` has rows, each of which is read as a task is.
 
     Raises:
         TaskFileError: there is no such file, it holds no task, or lines of it are wrong; each
@@ -50,7 +53,7 @@ def load_tasks(path: Path, schema: type[ValueT]) -> list[Task[ValueT]]:
     tasks: list[Task[ValueT]] = []
     problems: list[str] = []
     line_of: dict[str, int] = {}
-    for number, line in _lines(path):
+    for number, line in _lines(path, kind):
         try:
             value = _value(line, schema)
         except _BadLine as bad:
@@ -69,7 +72,8 @@ def load_tasks(path: Path, schema: type[ValueT]) -> list[Task[ValueT]]:
     if problems:
         raise TaskFileError(_listed(problems))
     if not tasks:
-        raise TaskFileError(f"{shown(path)}: holds no task; write one JSON object a line")
+        item = "task" if kind == "tasks" else "row"
+        raise TaskFileError(f"{shown(path)}: holds no {item}; write one JSON object a line")
     return tasks
 
 
@@ -78,17 +82,17 @@ class _BadLine(Exception):
         self.texts = texts
 
 
-def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+def _lines(path: Path, kind: str) -> Iterator[tuple[int, bytes]]:
     """Every line that is not blank, with its number from 1."""
     try:
         content = path.read_bytes()
     except FileNotFoundError as error:
         raise TaskFileError(
-            f"{shown(path)}: no such tasks file; write one JSON object a line there"
+            f"{shown(path)}: no such {kind} file; write one JSON object a line there"
         ) from error
     except OSError as error:
         reason = error.strerror or str(error)
-        raise TaskFileError(f"{shown(path)}: cannot be read as a tasks file: {reason}") from error
+        raise TaskFileError(f"{shown(path)}: cannot be read as a {kind} file: {reason}") from error
     if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise TaskFileError(f"{shown(path)}: is UTF-16 text; save it as UTF-8")
     # Split as bytes: text has more line ends (such as U+2028) than JSON lines have.

@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from loops_cookbook.cli.app import app
 from loops_cookbook.recipes.check import LAST_LINE
+from loops_cookbook.recipes.sft_check import LAST_LINE as SFT_LAST_LINE
 
 COUNTING = "examples/counting/train.toml"
 
@@ -53,3 +54,11 @@ def test_a_fault_is_one_line_and_exit_2() -> None:
     assert result.exit_code == 2
     assert result.stderr.startswith("loops: model.max_seq_len: found 65")
     assert result.stdout == ""
+
+
+def test_an_sft_config_is_checked_with_one_of_its_rows_shown() -> None:
+    result = CliRunner().invoke(app, ["check", "examples/sft_tools/train.toml"])
+    assert result.exit_code == 0
+    assert SFT_LAST_LINE in result.stdout.splitlines()
+    assert '{"name": "look_up", "arguments": {"order": "#' in result.stdout
+    assert "<|end|>»" in result.stdout

@@ -43,3 +43,20 @@ def test_a_key_is_in_no_message() -> None:
     result = CliRunner().invoke(app, ["run", PATTERN])
     assert result.exit_code == 2
     assert "very-secret" not in result.output
+
+
+def test_rows_that_cannot_be_used_stop_an_sft_run_before_anything_is_launched() -> None:
+    said = '{"messages": [{"role": "user", "content": "paid"}]}'
+    Path("train.jsonl").write_text(f"{said}\n")
+    Path("train.toml").write_text(
+        'recipe = "sft"\n[model]\nname = "models/counting"\nmax_seq_len = 64\n'
+        '[data]\ntrain = "train.jsonl"\n'
+    )
+    result = CliRunner().invoke(app, ["run", "train.toml"])
+    assert result.exit_code == 2
+    assert result.stderr.splitlines() == [
+        "loops: train.jsonl:1: trains nothing: no assistant message of it is trained on",
+        "loops: 1 row cannot be used: mend the data, or leave them out with "
+        'data.unusable_rows = "skip"',
+    ]
+    assert not Path("runs").exists()

@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel, ConfigDict, field_validator
 
-from loops_cookbook.config.load import LoadedConfig, load_config
+from loops_cookbook.config.load import AnyConfig, LoadedConfig, load_config
+from loops_cookbook.config.rl import RLConfig
+from loops_cookbook.config.sft import SFTConfig
 from loops_cookbook.errors import ConfigError
 
 LEAST = """\
@@ -25,7 +27,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def load(text: str | bytes, *overrides: str) -> LoadedConfig:
+def load(text: str | bytes, *overrides: str) -> LoadedConfig[AnyConfig]:
     content = text.encode() if isinstance(text, str) else text
     Path("own", "train.toml").write_bytes(content)
     return load_config("own/train.toml", overrides)
@@ -168,3 +170,19 @@ def test_code_without_an_options_model_takes_no_table(project: Path) -> None:
     assert loaded.options(None, None, place=PLACE) is None
     with pytest.raises(ConfigError, match=r"episode\.options: set, but the code takes no options"):
         loaded.options(None, {}, place=PLACE)
+
+
+def test_the_recipe_decides_what_a_config_is(project: Path) -> None:
+    text = 'recipe = "sft"\n[model]\nname = "m"\n[data]\ntrain = "train.jsonl"\n'
+    loaded = load(text)
+    assert loaded.of_recipe(SFTConfig) is loaded
+    assert loaded.of_recipe(RLConfig) is None
+    assert refusal(text + 'tran = "x"') == [
+        "own/train.toml: data.tran: unknown key; did you mean train?"
+    ]
+
+
+def test_a_recipe_that_does_not_exist_is_refused_with_those_that_do(project: Path) -> None:
+    assert refusal(LEAST, 'recipe="dpo"') == [
+        "--set recipe=\"dpo\": recipe: found 'dpo'; use 'rl' or 'sft'"
+    ]

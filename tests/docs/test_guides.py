@@ -30,13 +30,15 @@ from loops_cookbook.cli.app import app
 from loops_cookbook.cli.init import make_project
 from loops_cookbook.config.environment import read_environment
 from loops_cookbook.config.imports import import_class
-from loops_cookbook.config.load import load_config
+from loops_cookbook.config.load import LoadedConfig, load_config
 from loops_cookbook.config.overrides import apply_overrides, parse_override
 from loops_cookbook.config.rl import RLConfig
+from loops_cookbook.config.sft import SFTConfig
 from loops_cookbook.episodes.episode import Episode, declared
 from loops_cookbook.recipes.check import check_report
 from loops_cookbook.recipes.metrics import METRICS
 from loops_cookbook.recipes.plan import plan_run
+from loops_cookbook.recipes.sft_metrics import SFT_METRICS
 from loops_cookbook.tasks import load_tasks
 
 ROOT = Path(__file__).parents[2]
@@ -52,6 +54,13 @@ REST: dict[str, Any] = {
     "episode": {"class": "episode:MyEpisode", "tasks": "tasks.jsonl"},
 }
 """What a part of a config on a page lacks to be whole."""
+SFT_REST: dict[str, Any] = {
+    "recipe": "sft",
+    "model": {"name": "my_model"},
+    "data": {"train": "train.jsonl", "held_out": "held_out.jsonl"},
+}
+"""The same on the pages of supervised fine-tuning."""
+SFT_PAGES = ("sft.md",)
 
 
 @dataclass(frozen=True)
@@ -177,19 +186,27 @@ def test_the_pages_show_files_that_run() -> None:
 @pytest.mark.parametrize("block", blocks("toml"), ids=str)
 def test_settings_load(block: Block) -> None:
     shown = tomllib.loads(block.text)
-    whole = shown if "recipe" in shown else merged(REST, shown)
-    assert RLConfig.model_validate(whole).recipe == "rl"
+    is_sft = block.page.name in SFT_PAGES
+    whole = shown if "recipe" in shown else merged(SFT_REST if is_sft else REST, shown)
+    config = SFTConfig if whole["recipe"] == "sft" else RLConfig
+    assert config.model_validate(whole).recipe == whole["recipe"]
 
 
 def test_the_options_on_a_page_are_those_of_its_episode(tmp_path: Path) -> None:
     block = next(b for b in blocks("toml") if "[episode.options]" in b.text)
     project = project_of(block, tmp_path)
-    loaded = load_config("train.toml", working_directory=project)
+    loaded = loaded_rl(project)
     named = loaded.config.episode.class_ or ""
     says = declared(import_class(named, project, key="episode.class", base=Episode))
     options = loaded.options(says.options_model, loaded.config.episode.options, place=("options",))
     assert options is not None
     assert options.model_dump() == loaded.config.episode.options
+
+
+def loaded_rl(project: Path) -> LoadedConfig[RLConfig]:
+    loaded = load_config("train.toml", working_directory=project).of_recipe(RLConfig)
+    assert loaded is not None
+    return loaded
 
 
 def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -212,7 +229,7 @@ REPORTS = [block for block in blocks("text") if block.text.startswith("Config: <
 @pytest.mark.parametrize("block", REPORTS, ids=[block.page.stem for block in REPORTS])
 def test_a_report_is_what_check_says(block: Block, tmp_path: Path) -> None:
     project = project_of(block, tmp_path)
-    loaded = load_config("train.toml", working_directory=project)
+    loaded = loaded_rl(project)
     environment = read_environment(project, working_directory=project)
     report = check_report(plan_run(loaded, environment, {}, None), {})
     said = "".join(f"{line}\n" for line in report.lines)
@@ -259,16 +276,16 @@ def test_a_command_exists_with_its_options(page: str, command: str) -> None:
     options = {word.partition("=")[0] for word in words if word.startswith("--")}
     assert options - {"--help"} <= known
     overrides = [b for a, b in itertools.pairwise(words) if a == "--set"]
-    settings = apply_overrides(REST, [parse_override(text) for text in overrides])
-    assert RLConfig.model_validate(settings).recipe == "rl"
+    is_sft = page in SFT_PAGES
+    rest, config = (SFT_REST, SFTConfig) if is_sft else (REST, RLConfig)
+    settings = apply_overrides(rest, [parse_override(text) for text in overrides])
+    assert config.model_validate(settings).recipe == rest["recipe"]
     configs = [word for word in words if word.startswith(("examples/", "patterns/"))]
     assert [config for config in configs if not (ROOT / config).is_file()] == []
 
 
-KEY = (
-    r"(?!episode\.py)"
-    r"(model|episode|training|sampling|concurrency|clocks|evaluation|sandbox|output)\.[\w.]+"
-)
+TABLES = "model|episode|data|training|sampling|concurrency|clocks|evaluation|sandbox|output"
+KEY = rf"(?!episode\.py)({TABLES})\.[\w.]+"
 METRIC = r"(reward|groups|attempts|rollout|tokens|policy|kl|time|eval)/[\w/<>]+"
 
 
@@ -280,16 +297,21 @@ def codes_like(pattern: str) -> list[str]:
 
 @pytest.mark.parametrize("key", codes_like(KEY))
 def test_a_key_is_one_of_a_config(key: str) -> None:
-    table: Any = RLConfig
+    assert any(has_key(config, key) for config in (RLConfig, SFTConfig))
+
+
+def has_key(config: Any, key: str) -> bool:
     for part in key.split("."):
-        fields = {field.alias or name: field for name, field in table.model_fields.items()}
-        assert part in fields
-        table = fields[part].annotation
+        fields = {field.alias or name: field for name, field in config.model_fields.items()}
+        if part not in fields:
+            return False
+        config = fields[part].annotation
+    return True
 
 
 @pytest.mark.parametrize("metric", codes_like(METRIC))
 def test_a_metric_is_one_of_a_row(metric: str) -> None:
-    patterns = [re.sub(r"<\w+>", "[^/]+", name) for name, _ in METRICS]
+    patterns = [re.sub(r"<\w+>", "[^/]+", name) for name, _ in (*METRICS, *SFT_METRICS)]
     assert any(re.fullmatch(pattern, metric) for pattern in patterns)
 
 

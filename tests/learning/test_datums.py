@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.learning.builders import row
 
-from loops_cookbook.learning.datums import Aggregation, Datum, ScoredAttempt, datums
+from loops_cookbook.learning.datums import Aggregation, Datum, ScoredAttempt, datums, supervised
 from loops_cookbook.learning.losses import cispo, dppo, dro, importance_sampling, ppo
 from loops_cookbook.tokens import SampledTokens, Sequence, Trajectory, Turn, ids_of, logprobs_of
 from loops_cookbook.tokens import sequences as join
@@ -190,3 +190,17 @@ def test_every_stream_has_one_length_and_every_sampled_token_is_trained_once(
     assert len(made) == len(shapes)
     assert sum(datum.trained_tokens for datum in made) == sum(sampled for _, sampled in shapes)
     assert [len(datum.input_ids) for datum in made] == [sum(shape) - 1 for shape in shapes]
+
+
+def test_a_supervised_datum_weighs_what_the_model_would_have_said_and_nothing_else() -> None:
+    datum = supervised(row(prompt=2, sampled=3))
+    assert datum.weights is not None
+    assert datum.weights.tolist() == [0, 1, 1, 1]
+    assert datum.target_ids.tolist() == [1, 10, 11, 12]
+    assert datum.advantages is None
+
+
+def test_a_supervised_sequence_with_nothing_to_train_is_refused() -> None:
+    empty = Sequence(ids_of([1, 2]), logprobs_of([0, 0]), np.zeros(2, np.bool_))
+    with pytest.raises(ValueError, match="nothing to train"):
+        supervised(empty)

@@ -229,3 +229,28 @@ def test_every_weight_in_half_precision_is_refused(model_dir: Path) -> None:
         policy.reset(0, lora_alpha=16, seed=0)
     policy.reset(4, lora_alpha=16, seed=0)
     assert {parameter.dtype for parameter in policy.trainable} == {torch.float32}
+
+
+def test_random_weights_follow_from_the_seed_and_need_no_weights_in_the_folder(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    shutil.copy(model_dir / "config.json", tmp_path)
+
+    def drawn(seed: int) -> torch.Tensor:
+        policy = load_policy(
+            tmp_path, device=CPU, dtype=torch.float32, max_seq_len=32, random_seed=seed
+        )
+        policy.reset(0, lora_alpha=1.0, seed=seed)
+        return logits(policy)
+
+    state = torch.random.get_rng_state()
+    assert same(drawn(1), drawn(1))
+    assert not same(drawn(1), drawn(2))
+    assert not same(drawn(1), logits(load(model_dir)))
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_a_shape_that_is_no_model_is_refused_when_weights_are_drawn_too(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "no such thing"}')
+    with pytest.raises(ModelError, match="no model can be made from"):
+        load_policy(tmp_path, device=CPU, dtype=torch.float32, max_seq_len=32, random_seed=0)

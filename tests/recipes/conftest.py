@@ -1,5 +1,6 @@
 """A project in a folder of its own: an Episode, tasks, a config; and a plan of it."""
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +9,10 @@ import pytest
 
 from loops_cookbook.config.environment import read_environment
 from loops_cookbook.config.load import load_config
+from loops_cookbook.config.rl import RLConfig
+from loops_cookbook.config.sft import SFTConfig
 from loops_cookbook.recipes.plan import Plan, plan_run
+from loops_cookbook.recipes.sft_plan import SFTPlan, plan_sft
 from loops_cookbook.testing import PlainRenderer
 
 EPISODE = """
@@ -82,7 +86,8 @@ def make_plan(project: Path) -> MakePlan:
         *overrides: str, values: Mapping[str, str] | None = None, scope: str | None = None
     ) -> Plan:
         length = () if any("epochs" in o for o in overrides) else ("training.updates=3",)
-        loaded = load_config("train.toml", [*length, *overrides])
+        loaded = load_config("train.toml", [*length, *overrides]).of_recipe(RLConfig)
+        assert loaded is not None
         return plan_run(loaded, read_environment(loaded.directory), values or {}, scope)
 
     return make
@@ -95,5 +100,57 @@ def runnable(make_plan: MakePlan) -> MakePlan:
     def make(*overrides: str) -> Plan:
         plan = make_plan(*overrides)
         return replace(plan, detection=replace(plan.detection, renderer=PlainRenderer()))
+
+    return make
+
+
+SFT_CONFIG = """
+recipe = "sft"
+
+[model]
+name = "models/counting"
+max_seq_len = 64
+
+[data]
+train = "train.jsonl"
+held_out = "held_out.jsonl"
+
+[training]
+batch_size = 2
+learning_rate = 1.0
+"""
+
+MakeSFTPlan = Callable[..., SFTPlan]
+
+
+def sft_line(orders: str, answer: str) -> str:
+    """A row about some orders, as the counting model reads them."""
+    said = [{"role": "user", "content": orders}, {"role": "assistant", "content": answer}]
+    return json.dumps({"messages": said}) + "\n"
+
+
+@pytest.fixture
+def sft_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a small SFT project, which is also the working directory."""
+    rows = [("paid", "1"), ("paid, unpaid", "1"), ("paid, paid, paid, shipped", "3")]
+    (tmp_path / "train.jsonl").write_text("".join(sft_line(*row) for row in rows))
+    held_out = [("shipped", "0"), ("paid, shipped", "1")]
+    (tmp_path / "held_out.jsonl").write_text("".join(sft_line(*row) for row in held_out))
+    (tmp_path / "train.toml").write_text(SFT_CONFIG)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    for name in ("BASETEN_API_KEY", "BASETEN_LOOPS_SCOPE"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+@pytest.fixture
+def make_sft_plan(sft_project: Path) -> MakeSFTPlan:
+    """Plans the SFT project, with overrides."""
+
+    def make(*overrides: str, scope: str | None = None) -> SFTPlan:
+        loaded = load_config("train.toml", list(overrides)).of_recipe(SFTConfig)
+        assert loaded is not None
+        return plan_sft(loaded, read_environment(loaded.directory), {}, scope)
 
     return make

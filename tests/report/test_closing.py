@@ -1,5 +1,6 @@
 """The lines that end a run say how it ended, what was learnt, and where it lies."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from loops_cookbook.records import EvaluationRow
@@ -29,7 +30,7 @@ def closing(**changes: object) -> Closing:
         "folder": Path("runs/a"),
         "updates": 50,
         "seconds": 192.0,
-        "rewards": [],
+        "curve": [],
         "evaluations": {},
         "counts": {},
     }
@@ -83,8 +84,8 @@ def test_one_evaluation_alone_is_told_as_it_is() -> None:
 
 
 def test_the_curve_says_what_it_shows_and_how_it_was_smoothed() -> None:
-    few = closing(rewards=[(1, 0.5), (2, 0.6)]).lines(width=80)
-    many = closing(rewards=[(i, 0.5) for i in range(1, 61)]).lines(width=80)
+    few = closing(curve=[(1, 0.5), (2, 0.6)]).lines(width=80)
+    many = closing(curve=[(i, 0.5) for i in range(1, 61)]).lines(width=80)
 
     assert few[2] == "mean reward of all graded attempts, by update"
     assert many[2].endswith(", moving mean over 3 updates")
@@ -93,9 +94,19 @@ def test_the_curve_says_what_it_shows_and_how_it_was_smoothed() -> None:
 def test_a_console_without_unicode_gets_ascii_alone() -> None:
     pair = (evaluation(0, 0.3), evaluation(5, 0.9))
 
-    lines = closing(rewards=[(1, 0.5), (2, 0.6)], evaluations={"held_out": pair}).lines(
+    lines = closing(curve=[(1, 0.5), (2, 0.6)], evaluations={"held_out": pair}).lines(
         width=80, unicode=False
     )
 
     assert "\n".join(lines).isascii()
     assert "0.300 -> 0.900" in "\n".join(lines)
+
+
+def test_a_loss_is_charted_under_its_name_and_told_before_and_after() -> None:
+    pair = (replace(evaluation(0, None), loss=3.5), replace(evaluation(9, 0.5), loss=0.25))
+    lines = closing(
+        curve=[(1, 3.0), (2, 1.0)], charted="loss", evaluations={"held_out": pair}
+    ).lines(width=80, unicode=False)
+
+    assert "mean loss of the trained tokens, by update" in lines
+    assert "held_out     0 -> 9    3.500 -> 0.250   - -> 0.500   - -> 50.0%" in lines

@@ -66,5 +66,15 @@ def test_a_sentence_names_what_it_shows() -> None:
     )
 
 
+def test_the_rows_of_an_sft_run_have_columns_of_their_own() -> None:
+    table = UpdateTable(50, 120, recipe="sft")
+    row = StepRow(update=3, at=0.0, metrics={"loss": 2.5, "epoch": 0.25, "tokens/read": 2740.0})
+
+    assert table.head.split()[:6] == ["update", "loss", "epoch", "rows", "tokens", "trained"]
+    assert table.row(row).split()[:5] == ["3/50", "2.500", "0.250", "-", "2.7k"]
+    assert table.sentence(row).startswith("update 3/50: loss 2.500, epoch 0.250, rows -")
+    assert len(table.head) == len(table.row(row))
+
+
 def test_a_sentence_of_an_async_run_says_how_old_its_groups_were() -> None:
     assert UpdateTable(50, 80, is_async=True).sentence(STEP).endswith("time 3.2 s, stale 0")

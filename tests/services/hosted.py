@@ -137,7 +137,7 @@ class Hosted:
         match name:
             case "init_trainer_server":
                 return {"step": 0, "lora_rank": body["lora_rank"]}
-            case "forward_backward":
+            case "forward" | "forward_backward":
                 lengths = [len(row["model_input"]["chunks"][0]["tokens"]) for row in body["data"]]
                 outputs = [
                     {"logprobs": {"data": [-1.0] * n, "dtype": "float32", "shape": [n]}}

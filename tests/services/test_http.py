@@ -72,7 +72,7 @@ class FakeTrainer:
     @staticmethod
     def usual(name: str, body: dict[str, Any]) -> dict[str, Any]:
         match name:
-            case "forward_backward":
+            case "forward" | "forward_backward":
                 lengths = [len(row["model_input"]["chunks"][0]["tokens"]) for row in body["data"]]
                 outputs = [logprobs([-float(n)] * n) for n in lengths]
                 mean = sum(lengths) / max(1, len(lengths))
@@ -186,6 +186,15 @@ class TestTrainer:
             with pytest.raises(ServiceRefused):
                 await trainer.train([datum(n) for n in (2, 3, 4)], LOSS, ADAM, key="u0")
         assert "submit optim_step" not in server.log
+
+    async def test_scoring_asks_forward_alone_and_tells_the_logprobs(self) -> None:
+        server = FakeTrainer()
+        async with training(server, chunk_bytes=4096 + 700) as trainer:
+            told = await trainer.score([datum(n) for n in (2, 3, 4)], key="e0")
+        assert [len(values) for values in told] == [2, 3, 4]
+        assert set(server.log) == {"submit forward", "poll forward"}
+        assert {body["loss_fn"] for body in server.bodies} == {"cross_entropy"}
+        assert len({r.headers.get("idempotency-key") for r in server.requests[:2]}) == 2
 
     async def test_publishing_bumps_the_version_and_tells_it(self) -> None:
         server = FakeTrainer()

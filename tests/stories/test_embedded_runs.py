@@ -27,8 +27,10 @@ def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Starts `loops run` of the counting example in a folder of its own; ends it with the test."""
     started: list[subprocess.Popen[str]] = []
 
-    def begin(*settings: str) -> subprocess.Popen[str]:
-        command = [LOOPS, "run", "examples/counting/train.toml"]
+    def begin(
+        *settings: str, config: str = "examples/counting/train.toml"
+    ) -> subprocess.Popen[str]:
+        command = [LOOPS, "run", config]
         for setting in settings:
             command += ["--set", setting]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -55,8 +57,8 @@ def finished(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     return process.returncode, out, err
 
 
-def run_folder(project: Path) -> Path:
-    (folder,) = (project / "runs" / "counting").iterdir()
+def run_folder(project: Path, name: str = "counting") -> Path:
+    (folder,) = (project / "runs" / name).iterdir()
     return folder
 
 
@@ -180,6 +182,28 @@ def test_an_engine_does_not_outlive_a_command_that_is_killed(
     wait_for(lambda: not is_alive(engine), seconds=10)
     for name in ("steps", "groups", "rollouts", "evaluations"):
         rows(folder / f"{name}.jsonl")
+
+
+def test_an_sft_run_learns_from_random_weights_and_leaves_whole_records(
+    start: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    """In one epoch of large batches it begins to answer with a number and to end its turn."""
+    settings = ("training.epochs=1", "training.batch_size=256", "training.warmup=5")
+    config = "examples/sft_orders/train.toml"
+    status, out, err = finished(start(*settings, "evaluation.samples=8", config=config))
+    assert status == 0, err
+    folder = run_folder(tmp_path, "sft_orders")
+    steps = rows(folder / "steps.jsonl")
+    assert [step["update"] for step in steps] == list(range(1, 25))
+    assert steps[-1]["epoch"] == 1
+    before, after = rows(folder / "evaluations.jsonl")
+    assert float(str(before["loss"])) > 3
+    assert float(str(after["loss"])) < 2
+    assert (before["update"], after["update"]) == (0, 24)
+    assert len(list((folder / "transcripts").iterdir())) == 2 * 8
+    run = json.loads((folder / "run.json").read_text())
+    assert (run["status"], run["counts"]["rows"]) == ("done", 6144)
+    assert "evaluation   updates   loss" in out
 
 
 def test_a_run_says_what_it_waits_for_when_it_is_asked(

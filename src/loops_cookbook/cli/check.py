@@ -15,9 +15,11 @@ from loops_cookbook.cli.options import (
 )
 from loops_cookbook.config.environment import read_environment
 from loops_cookbook.config.load import load_config
-from loops_cookbook.recipes.check import check_report
+from loops_cookbook.recipes.check import CheckReport, check_report
 from loops_cookbook.recipes.confirm import confirm
-from loops_cookbook.recipes.plan import plan_run
+from loops_cookbook.recipes.plans import AnyPlan, plan_config
+from loops_cookbook.recipes.sft_check import sft_check_report
+from loops_cookbook.recipes.sft_plan import SFTPlan
 from loops_cookbook.report.console import print_lines, stdout_kept_for_the_answer
 
 
@@ -34,9 +36,15 @@ def check(
     environment = read_environment(loaded.directory, env_file=env_file)
     environment.apply()
     with stdout_kept_for_the_answer():
-        plan = plan_run(loaded, environment, os.environ, scope)
-        report = check_report(plan, os.environ, confirm(plan, os.environ))
+        report = _report(plan_config(loaded, environment, os.environ, scope))
     if as_json:
         typer.echo(json.dumps(report.to_json(), ensure_ascii=False, indent=2))
     else:
-        print_lines(report.lines, report.warnings)
+        print_lines((*report.lines, *report.excerpt), report.warnings)
+
+
+def _report(plan: AnyPlan) -> CheckReport:
+    confirmation = confirm(plan, os.environ)
+    if isinstance(plan, SFTPlan):
+        return sft_check_report(plan, os.environ, confirmation)
+    return check_report(plan, os.environ, confirmation)

@@ -33,11 +33,16 @@ from loops_cookbook.recipes.launch import (
     require_service,
     with_judges,
 )
-from loops_cookbook.recipes.plan import Plan, plan_run
+from loops_cookbook.recipes.plan import Plan
+from loops_cookbook.recipes.plans import AnyPlan, plan_config
 from loops_cookbook.recipes.rl import Surroundings, run_rl
 from loops_cookbook.recipes.sandboxes import open_sandboxes, require_sandboxes
+from loops_cookbook.recipes.sft import run_sft
+from loops_cookbook.recipes.sft_check import sft_warnings
+from loops_cookbook.recipes.sft_evaluation import AT_ONCE
+from loops_cookbook.recipes.sft_plan import HELD_OUT, SFTPlan
 from loops_cookbook.recorders import Fanout
-from loops_cookbook.records import RunRow, RunStatus
+from loops_cookbook.records import Recorder, RunRow, RunStatus
 from loops_cookbook.report.console import (
     answer_console,
     side_console,
@@ -59,24 +64,36 @@ def run(
     env_file: EnvFileOption = None,
     debug: DebugOption = False,
 ) -> None:
-    """Train: run the tasks, grade the attempts, update the policy."""
+    """Train: on what an agent does, or on conversations, as the config's recipe says."""
     loaded = load_config(config, set_ or [])
     environment = read_environment(loaded.directory, env_file=env_file)
     environment.apply()
     with stdout_kept_for_the_answer():
-        plan = plan_run(loaded, environment, os.environ, scope)
+        plan = plan_config(loaded, environment, os.environ, scope)
         require_service(plan, os.environ)
-        require_sandboxes(plan.config)
-        warnings = warnings_of(plan, os.environ, confirm(plan, os.environ))
+        if isinstance(plan, Plan):
+            require_sandboxes(plan.config)
+        warnings = _warnings(plan)
     folder = new_run_folder(loaded.output_dir, loaded.working_directory)
     typer.echo(f"run: {folder.root}", err=True)
     typer.echo(f"config: {loaded.path}", err=True)
     typer.echo("policy: lasts as long as the run; this version saves no checkpoints", err=True)
-    too_few = allow_open_files(plan.config.sampling_slots)
+    too_few = allow_open_files(_calls_at_once(plan))
     _carry_out(plan, folder, [*warnings, *([too_few] if too_few else [])])
 
 
-def _carry_out(plan: Plan, folder: RunFolder, warnings: Sequence[str]) -> None:
+def _warnings(plan: AnyPlan) -> Sequence[str]:
+    confirmation = confirm(plan, os.environ)
+    if isinstance(plan, SFTPlan):
+        return sft_warnings(plan, os.environ, confirmation)
+    return warnings_of(plan, os.environ, confirmation)
+
+
+def _calls_at_once(plan: AnyPlan) -> int:
+    return AT_ONCE if isinstance(plan, SFTPlan) else plan.config.sampling_slots
+
+
+def _carry_out(plan: AnyPlan, folder: RunFolder, warnings: Sequence[str]) -> None:
     output = plan.config.output
     progress = Progress(
         folder.root,
@@ -94,9 +111,6 @@ def _carry_out(plan: Plan, folder: RunFolder, warnings: Sequence[str]) -> None:
         with logs_noted(recorder), answering_quit(narrator.tell):
             for warning in warnings:
                 recorder.note("warning", warning)
-            rendering = rendering_limiter(plan)
-            opener = partial(open_service, plan, folder, os.environ, rendering=rendering)
-            row = _run_row(plan, folder)
 
             def keep_closing() -> None:
                 if progress.closing is not None:
@@ -107,21 +121,26 @@ def _carry_out(plan: Plan, folder: RunFolder, warnings: Sequence[str]) -> None:
                 keep_closing()
                 _end_process(status, why)
 
-            around = Surroundings(rendering, narrator, end_process)
-
-            async def work() -> None:
-                async with (
-                    with_judges(plan, os.environ) as judged,
-                    open_sandboxes(plan.config, folder) as sandboxes,
-                ):
-                    ready = replace(judged, sandboxes=sandboxes)
-                    await run_rl(ready, opener, recorder, row, around)
-
+            around = Surroundings(rendering_limiter(plan), narrator, end_process)
             try:
                 with collecting_seldom():
-                    anyio.run(until_signalled, work)
+                    anyio.run(until_signalled, partial(_work, plan, folder, recorder, around))
             finally:
                 keep_closing()
+
+
+async def _work(plan: AnyPlan, folder: RunFolder, recorder: Recorder, around: Surroundings) -> None:
+    opener = partial(open_service, plan, folder, os.environ, rendering=around.rendering)
+    row = _run_row(plan, folder)
+    if isinstance(plan, SFTPlan):
+        await run_sft(plan, opener, recorder, row, around.narrator)
+        return
+    async with (
+        with_judges(plan, os.environ) as judged,
+        open_sandboxes(plan.config, folder) as sandboxes,
+    ):
+        ready = replace(judged, sandboxes=sandboxes)
+        await run_rl(ready, opener, recorder, row, around)
 
 
 def _end_process(status: RunStatus, why: Sequence[str]) -> NoReturn:
@@ -131,23 +150,31 @@ def _end_process(status: RunStatus, why: Sequence[str]) -> NoReturn:
     os._exit({"done": 0, "interrupted": INTERRUPTED}.get(status, 1))
 
 
-def _run_row(plan: Plan, folder: RunFolder) -> RunRow:
-    training = plan.config.training
-    return RunRow(
+def _run_row(plan: AnyPlan, folder: RunFolder) -> RunRow:
+    row = RunRow(
         run=folder.root.name,
         started_at=time.time(),
         recipe=plan.config.recipe,
         scope=plan.scope.told,
         model=plan.model.name,
-        updates=training.updates,
-        attempts_per_update=training.groups_per_update * training.group_size,
-        max_staleness=training.staleness_bound,
-        tasks={
-            "train": len(plan.tasks),
-            **{held_out.name: len(held_out.tasks) for held_out in plan.sets},
-        },
+        updates=None,
+        attempts_per_update=None,
+        tasks={},
         service={},
         versions=versions(),
         config_path=str(plan.loaded.path),
         config=plan.config.model_dump(mode="json", by_alias=True),
+    )
+    if isinstance(plan, SFTPlan):
+        held_out = {HELD_OUT: len(plan.held_out.rows)} if plan.held_out else {}
+        tasks = {"train": len(plan.train.rows), **held_out}
+        return replace(row, updates=len(plan.batches), tasks=tasks)
+    training = plan.config.training
+    sets = {held_out.name: len(held_out.tasks) for held_out in plan.sets}
+    return replace(
+        row,
+        updates=training.updates,
+        attempts_per_update=training.groups_per_update * training.group_size,
+        max_staleness=training.staleness_bound,
+        tasks={"train": len(plan.tasks), **sets},
     )

@@ -10,7 +10,7 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Generic, TypeAlias, TypeVar, cast
 
 from pydantic import BaseModel, ValidationError
 
@@ -22,19 +22,26 @@ from loops_cookbook.config.overrides import (
     parse_override,
 )
 from loops_cookbook.config.rl import RLConfig
+from loops_cookbook.config.sft import SFTConfig
 from loops_cookbook.errors import ConfigError
-from loops_cookbook.problems import Problem, one_line, problems_in, shown
+from loops_cookbook.problems import Problem, found, one_line, problems_in, shown
 
 OptionsT = TypeVar("OptionsT", bound=BaseModel)
+AnyConfig: TypeAlias = RLConfig | SFTConfig
+ConfigT = TypeVar("ConfigT", bound=AnyConfig, covariant=True)
+RecipeT = TypeVar("RecipeT", bound=AnyConfig)
+
+RECIPES: Mapping[str, type[AnyConfig]] = {"rl": RLConfig, "sft": SFTConfig}
+"""What a config is, by its `recipe`."""
 
 _LINE = re.compile(r"line (\d+)")
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedConfig:
+@dataclass(frozen=True)  # with slots, LoadedConfig[X](...) fails on Python 3.11
+class LoadedConfig(Generic[ConfigT]):
     """A config, and where it came from."""
 
-    config: RLConfig
+    config: ConfigT
     path: Path
     """The file, absolute."""
     bundled: bool
@@ -54,6 +61,10 @@ class LoadedConfig:
         """The folder that holds the config's runs, in the working directory."""
         named = self.config.output.output_dir
         return self.working_directory / (named or Path("runs", self.directory.name))
+
+    def of_recipe(self, config: type[RecipeT]) -> "LoadedConfig[RecipeT] | None":
+        """This, as one of a recipe; None where it is of another."""
+        return cast("LoadedConfig[RecipeT]", self) if isinstance(self.config, config) else None
 
     def beside(self, name: str) -> Path:
         """The file that a path in the config means."""
@@ -93,7 +104,7 @@ class LoadedConfig:
 
 def load_config(
     name: str | Path, overrides: Sequence[str] = (), *, working_directory: Path | None = None
-) -> LoadedConfig:
+) -> LoadedConfig[AnyConfig]:
     """Find, read and validate a config.
 
     Args:
@@ -109,12 +120,23 @@ def load_config(
     text = _read(located.path)
     document = _parse(text, located.path)
     parsed = tuple(parse_override(override).over(document) for override in overrides)
+    document = apply_overrides(document, parsed)
+    schema = _schema(document.get("recipe", "rl"), located.path, parsed)
     try:
-        config = RLConfig.model_validate(apply_overrides(document, parsed))
+        config = schema.model_validate(document)
     except ValidationError as error:
-        problems = problems_in(error, RLConfig)
+        problems = problems_in(error, schema)
         raise ConfigError(_told(problems, located.path, parsed)) from error
     return LoadedConfig(config, located.path, located.bundled, here, text, parsed)
+
+
+def _schema(recipe: object, path: Path, overrides: Sequence[Override]) -> type[AnyConfig]:
+    """The recipe's config; a missing `recipe` is told with what else is wrong with an RL one."""
+    if isinstance(recipe, str) and recipe in RECIPES:
+        return RECIPES[recipe]
+    known = " or ".join(f"'{name}'" for name in RECIPES)
+    problem = Problem(("recipe",), f"found {found(recipe)}; use {known}")
+    raise ConfigError(_told([problem], path, overrides))
 
 
 def _read(path: Path) -> str:

@@ -19,6 +19,8 @@ Document: TypeAlias = dict[str, object]
 _EITHER: dict[tuple[str, ...], tuple[str, ...]] = {
     ("training", "updates"): ("training", "epochs"),
     ("training", "epochs"): ("training", "updates"),
+    ("training", "batch_size"): ("training", "batch_tokens"),
+    ("training", "batch_tokens"): ("training", "batch_size"),
 }
 """Keys of which a config has one: to set the one is to take back the other."""
 

@@ -13,7 +13,13 @@ from pydantic import Field, field_validator, model_validator
 from loops_cookbook.config.base import Count, Seconds, StrictModel, Text
 from loops_cookbook.config.producers import ProducerTable
 from loops_cookbook.config.sandbox import SandboxTable
-from loops_cookbook.config.shared import ComputeTable, ModelTable, OutputTable, SamplingTable
+from loops_cookbook.config.shared import (
+    AdamTable,
+    ComputeTable,
+    ModelTable,
+    OutputTable,
+    SamplingTable,
+)
 from loops_cookbook.learning.datums import Aggregation
 from loops_cookbook.learning.losses import PULLING_LOSSES, resolve_options
 from loops_cookbook.problems import Problem
@@ -41,19 +47,6 @@ class EpisodeTable(StrictModel):
 
     options: dict[str, object] | None = None
     """Options of the Episode, validated by its options model."""
-
-
-class AdamTable(StrictModel):
-    """The optimizer's own settings."""
-
-    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    """Decay of the mean of gradients."""
-
-    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
-    """Decay of the mean of squared gradients."""
-
-    eps: Annotated[float, Field(gt=0)] = 1e-12
-    """Added to the root of the mean of squared gradients."""
 
 
 class TrainingTable(StrictModel):

@@ -1,4 +1,4 @@
-"""The tables that every recipe has: `[compute]`, `[model]`, `[sampling]` and `[output]`."""
+"""The tables that recipes share, such as `[compute]`, `[model]` and `[output]`."""
 
 from collections.abc import Iterator
 from typing import Annotated, Literal, TypeAlias
@@ -91,15 +91,26 @@ class ModelTable(StrictModel):
     """What later turns see of earlier reasoning: what the chat template keeps, or `all` of it, so
     that every turn extends the one before."""
 
+    init: Literal["pretrained", "random"] = "pretrained"
+    """Where training starts: from the folder's weights, or from `random` ones in the shape that its
+    `config.json` says; then the folder needs no weights, and `lora_rank` must be 0. Only the
+    embedded engine can start from random weights."""
+
     seed: Annotated[int, Field(ge=0)] = 0
-    """Of the adapter's first weights."""
+    """Of the adapter's first weights, or of all weights where they start random."""
 
     def broken_rules(self) -> Iterator[Problem]:
-        """`lora_alpha` scales an adapter, so it needs one."""
+        """`lora_alpha` scales an adapter, so it needs one; and an adapter needs a model."""
         if self.lora_rank == 0 and "lora_alpha" in self.model_fields_set:
             yield Problem(
                 ("lora_alpha",),
                 "set, but lora_rank = 0 trains every weight without an adapter; remove it",
+            )
+        if self.init == "random" and self.lora_rank > 0:
+            yield Problem(
+                ("init",),
+                f"found 'random' with lora_rank = {self.lora_rank}, an adapter beside random "
+                "weights that would never be trained; set lora_rank = 0",
             )
 
 
@@ -132,6 +143,19 @@ class SamplingTable(StrictModel):
                 "found 0, which draws every attempt of a group alike, so that none teaches; use "
                 "more than 0 (an evaluation set may have 0)",
             )
+
+
+class AdamTable(StrictModel):
+    """The optimizer's own settings."""
+
+    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """Decay of the mean of gradients."""
+
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
+    """Decay of the mean of squared gradients."""
+
+    eps: Annotated[float, Field(gt=0)] = 1e-12
+    """Added to the root of the mean of squared gradients."""
 
 
 class OutputTable(StrictModel):

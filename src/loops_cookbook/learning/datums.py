@@ -96,6 +96,21 @@ def datums(
     return tuple(made)
 
 
+def supervised(sequence: Sequence) -> Datum:
+    """A demonstrated sequence as a datum of weight 1 where the model would have sampled.
+
+    Raises:
+        ValueError: there is nothing to train.
+    """
+    if sequence.trained_tokens == 0:
+        raise ValueError("a sequence without a sampled token after its first has nothing to train")
+    return Datum(
+        input_ids=sequence.ids[:-1],
+        target_ids=sequence.ids[1:],
+        weights=sequence.is_sampled[1:].astype(np.float32),
+    )
+
+
 def _datum(sequence: Sequence, advantage: float) -> Datum:
     is_trained = sequence.is_sampled[1:]
     return Datum(

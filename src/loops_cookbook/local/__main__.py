@@ -65,6 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--lora-rank", type=int, required=True, help="0 trains every weight")
     serve.add_argument("--lora-alpha", type=float, default=32.0)
     serve.add_argument("--seed", type=int, default=0)
+    serve.add_argument("--init", choices=("pretrained", "random"), default="pretrained")
     serve.add_argument("--device", help="as torch names it; default: cuda where there is one")
     serve.add_argument("--dtype", help="float32, bfloat16 or float16; default: by the device")
     serve.add_argument("--threads", type=int, help="default: by the model's size")
@@ -124,6 +125,7 @@ def _serve(options: argparse.Namespace, ready_fd: int) -> None:
             lora_rank=options.lora_rank,
             lora_alpha=options.lora_alpha,
             seed=options.seed,
+            init=options.init,
             device=options.device,
             dtype=options.dtype,
             checkpoints=options.checkpoints,

@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import torch
 import transformers
@@ -69,7 +70,9 @@ class EngineSettings:
     """0 trains every weight."""
     lora_alpha: float
     seed: int
-    """Of fresh adapters, and of sampling where a job brings no seed."""
+    """Of fresh adapters and random weights, and of sampling where a job brings no seed."""
+    init: Literal["pretrained", "random"] = "pretrained"
+    """`random`: new weights in the shape of config.json; the folder needs none."""
     device: str | None = None
     """As torch names it; None: cuda where there is one, else cpu."""
     dtype: str | None = None
@@ -96,7 +99,11 @@ class Engine:
         if settings.threads is not None and settings.threads < 1:
             raise ModelError(f"threads is {settings.threads}: give 1 or more, or leave it out")
         self._policy = load_policy(
-            settings.model_dir, device=device, dtype=dtype, max_seq_len=settings.max_seq_len
+            settings.model_dir,
+            device=device,
+            dtype=dtype,
+            max_seq_len=settings.max_seq_len,
+            random_seed=settings.seed if settings.init == "random" else None,
         )
         text = self._policy.module.config.get_text_config()
         self._most_rank = max(LEAST_BOUND_OF_RANK, int(text.hidden_size))

@@ -18,7 +18,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging as transformers_logging
 
@@ -32,9 +32,14 @@ DTYPES = {
 
 
 def load_policy(
-    model_dir: Path, *, device: torch.device, dtype: torch.dtype, max_seq_len: int
+    model_dir: Path,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    max_seq_len: int,
+    random_seed: int | None = None,
 ) -> "Policy":
-    """Load the model of a directory.
+    """Load the model of a directory, or (with a seed) one of its shape with random weights.
 
     Raises:
         ModelError: there is no causal language model that can be read, or its window is shorter
@@ -44,6 +49,22 @@ def load_policy(
         raise ModelError(
             f"no model in {model_dir}: give a directory with config.json and safetensors weights"
         )
+    if random_seed is None:
+        module = _loaded(model_dir, dtype)
+    else:
+        module = _random(model_dir, dtype, random_seed)
+    # Its own `to` is typed away by a decorator; the module's is the same.
+    nn.Module.to(module, device)
+    policy = Policy(module, device=device, dtype=dtype, max_seq_len=max_seq_len)
+    if policy.max_positions is not None and max_seq_len > policy.max_positions:
+        raise ModelError(
+            f"max_seq_len is {max_seq_len}, the model in {model_dir} has {policy.max_positions} "
+            "positions: give at most that many"
+        )
+    return policy
+
+
+def _loaded(model_dir: Path, dtype: torch.dtype) -> PreTrainedModel:
     transformers_logging.disable_progress_bar()
     try:
         # Code that lies in the folder is not run, and nobody is asked about it.
@@ -59,17 +80,26 @@ def load_policy(
         raise ModelError(f"the model in {model_dir} cannot be loaded: {reason}") from error
     module, told = loaded
     _require_whole(model_dir, told)
-    # Its own `to` is typed away by a decorator; the module's is the same.
-    nn.Module.to(module, device)
-    policy = Policy(
-        cast(PreTrainedModel, module), device=device, dtype=dtype, max_seq_len=max_seq_len
-    )
-    if policy.max_positions is not None and max_seq_len > policy.max_positions:
-        raise ModelError(
-            f"max_seq_len is {max_seq_len}, the model in {model_dir} has {policy.max_positions} "
-            "positions: give at most that many"
+    return cast(PreTrainedModel, module)
+
+
+def _random(model_dir: Path, dtype: torch.dtype, seed: int) -> PreTrainedModel:
+    """Drawn on the CPU, so that a seed means the same weights on every device."""
+    try:
+        config = AutoConfig.from_pretrained(
+            str(model_dir), local_files_only=True, trust_remote_code=False
         )
-    return policy
+        with torch.random.fork_rng([]):
+            torch.manual_seed(seed)
+            module: Any = AutoModelForCausalLM.from_config(
+                config, dtype=dtype, trust_remote_code=False
+            )
+    except Exception as error:  # foreign code over a foreign file: it may raise anything
+        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        raise ModelError(
+            f"no model can be made from {model_dir / 'config.json'}: {reason}"
+        ) from error
+    return cast(PreTrainedModel, module)
 
 
 def _require_whole(model_dir: Path, told: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from loops_cookbook.recipes.confirm import UNASKED, Confirmation
 from loops_cookbook.recipes.plan import Plan
+from loops_cookbook.recipes.plans import AnyPlan
 from loops_cookbook.recipes.producers import producer_warnings
 from loops_cookbook.recipes.sandboxes import sandbox_warnings
 from loops_cookbook.recipes.scope import KEY_VARIABLE, WAYS_OUT
@@ -28,6 +29,8 @@ class CheckReport:
     lines: tuple[str, ...]
     warnings: tuple[str, ...]
     renderer: Detection
+    excerpt: tuple[str, ...] = ()
+    """Data to look at, shown after the lines."""
 
     def to_json(self) -> dict[str, object]:
         """The report for machines: each `Name: value` line as a key."""
@@ -44,6 +47,7 @@ class CheckReport:
             "tools": told.why_no_tools is None if is_known else None,
             "why_no_tools": told.why_no_tools,
             "lines": list(self.lines),
+            "excerpt": list(self.excerpt),
             "warnings": list(self.warnings),
         }
 
@@ -58,18 +62,14 @@ def check_report(
         values: the environment.
         confirmation: what hosted Loops says of the model, where it trains.
     """
-    loaded, config = plan.loaded, plan.config
-    training = config.training
+    config, training = plan.config, plan.config.training
     lines = [
-        f"Config: {loaded.path}",
-        f"  paths, modules: beside {loaded.directory}",
-        f"  .env: {plan.environment.summary}",
-        f"  runs: {loaded.output_dir}",
-        *_model_line(plan, confirmation),
+        *head_lines(plan),
+        *model_lines(plan, confirmation),
         f"Runtime: {config.runtime}; tasks: {len(plan.tasks)}",
         _capabilities_line(plan),
         f"Renderer: {plan.detection.line}",
-        f"Images: {_images(plan)}",
+        f"Images: {images_told(plan)}",
         _mode_line(plan),
         f"Loss: {training.loss}",
         f"Loss aggregation: {training.loss_aggregation}",
@@ -82,7 +82,19 @@ def check_report(
     return CheckReport(tuple(lines), warnings_of(plan, values, confirmation), plan.detection)
 
 
-def _model_line(plan: Plan, confirmation: Confirmation) -> list[str]:
+def head_lines(plan: AnyPlan) -> list[str]:
+    """Where the config, what it names and its runs lie."""
+    loaded = plan.loaded
+    return [
+        f"Config: {loaded.path}",
+        f"  paths, modules: beside {loaded.directory}",
+        f"  .env: {plan.environment.summary}",
+        f"  runs: {loaded.output_dir}",
+    ]
+
+
+def model_lines(plan: AnyPlan, confirmation: Confirmation) -> list[str]:
+    """The model and who trains it, where that was confirmed."""
     length = f"max_seq_len {plan.config.model.max_seq_len}"
     if plan.scope.is_own:
         return [f"Service: {plan.scope.factory}; model {plan.model.name}; {length}"]
@@ -95,10 +107,12 @@ def _model_line(plan: Plan, confirmation: Confirmation) -> list[str]:
         limit = "" if confirmation.limit is None else f" (enabled up to {confirmation.limit})"
         return [f"Loops model: {plan.model.name}; {length}{limit}"]
     limit = f" (up to {plan.model_limit})" if plan.model_limit else ""
-    return [f"Local model: {plan.model.name}; {length}{limit}"]
+    weights = "; random weights" if plan.config.model.init == "random" else ""
+    return [f"Local model: {plan.model.name}; {length}{limit}{weights}"]
 
 
-def _images(plan: Plan) -> str:
+def images_told(plan: AnyPlan) -> str:
+    """What becomes of images in messages."""
     engine = "the embedded engine" if plan.scope.is_local else None
     return images_line(plan.model.name, plan.model.directory, engine=engine)
 
@@ -132,7 +146,7 @@ def warnings_of(
 ) -> tuple[str, ...]:
     """What to know before a run, one line each, with what to do."""
     return (
-        *_engine_warnings(plan, values, confirmation),
+        *engine_warnings(plan, values, confirmation),
         *producer_warnings(plan.config.producers, values),
         *plan.detection.warnings,
         *_mode_warnings(plan),
@@ -144,9 +158,10 @@ def warnings_of(
     )
 
 
-def _engine_warnings(
-    plan: Plan, values: Mapping[str, str], confirmation: Confirmation
+def engine_warnings(
+    plan: AnyPlan, values: Mapping[str, str], confirmation: Confirmation
 ) -> list[str]:
+    """What a run needs that is not here, and what its service is not told."""
     if plan.scope.is_local and not is_installed(LOCAL):
         return [
             "the embedded engine needs the extra 'local', which is not installed; `loops run` "
@@ -159,14 +174,14 @@ def _engine_warnings(
     return []
 
 
-def _keyless(plan: Plan, values: Mapping[str, str]) -> list[str]:
+def _keyless(plan: AnyPlan, values: Mapping[str, str]) -> list[str]:
     variable = plan.config.compute.api_key_env
     if variable is None or values.get(variable):
         return []
     return [f"compute.api_key_env: neither the environment nor .env has {variable}; set it"]
 
 
-def _unconfirmed(plan: Plan, values: Mapping[str, str], confirmation: Confirmation) -> list[str]:
+def _unconfirmed(plan: AnyPlan, values: Mapping[str, str], confirmation: Confirmation) -> list[str]:
     if confirmation.is_confirmed:
         return []
     needs = ""
@@ -178,7 +193,7 @@ def _unconfirmed(plan: Plan, values: Mapping[str, str], confirmation: Confirmati
     ]
 
 
-def _ignored(plan: Plan) -> list[str]:
+def _ignored(plan: AnyPlan) -> list[str]:
     """Keys that nobody but the embedded engine under this command is told of."""
     found: list[str] = []
     if "lora_alpha" in plan.config.model.model_fields_set:

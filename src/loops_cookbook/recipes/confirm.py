@@ -12,7 +12,7 @@ from typing import Any
 import anyio
 
 from loops_cookbook.errors import ServiceRefused, ServiceUnavailable, UsageError
-from loops_cookbook.recipes.plan import Plan
+from loops_cookbook.recipes.plans import AnyPlan
 from loops_cookbook.recipes.scope import KEY_VARIABLE, URL_VARIABLE
 
 ANSWER_SECONDS = 10.0
@@ -36,7 +36,7 @@ class Confirmation:
 UNASKED = Confirmation(why_not="nobody was asked whether Loops serves it")
 
 
-def confirm(plan: Plan, values: Mapping[str, str], network: Any = None) -> Confirmation:
+def confirm(plan: AnyPlan, values: Mapping[str, str], network: Any = None) -> Confirmation:
     """Ask hosted Loops for the model of a plan that it would train.
 
     Args:
@@ -60,7 +60,7 @@ def confirm(plan: Plan, values: Mapping[str, str], network: Any = None) -> Confi
         ) from error
 
 
-async def _ask(plan: Plan, values: Mapping[str, str], network: Any) -> Confirmation:
+async def _ask(plan: AnyPlan, values: Mapping[str, str], network: Any) -> Confirmation:
     # An HTTP client takes as long to import as all else that check needs.
     from loops_cookbook.services.control import HOSTED_URL, ControlPlane
     from loops_cookbook.services.transport import Patience, open_transport

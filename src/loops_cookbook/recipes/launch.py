@@ -15,6 +15,7 @@ import anyio.to_thread
 from loops_cookbook.errors import MissingExtra, ModelError, UsageError
 from loops_cookbook.recipes.own_service import OwnService, open_own_service
 from loops_cookbook.recipes.plan import Plan
+from loops_cookbook.recipes.plans import AnyPlan
 from loops_cookbook.recipes.producers import open_judges, require_keys
 from loops_cookbook.recipes.scope import KEY_VARIABLE, TEAM_VARIABLE, URL_VARIABLE, WAYS_OUT
 from loops_cookbook.rundir.layout import RunFolder
@@ -27,13 +28,14 @@ Settle: TypeAlias = Callable[[], Awaitable[None]]
 Opened: TypeAlias = AbstractAsyncContextManager[Service]
 
 
-def require_service(plan: Plan, values: Mapping[str, str]) -> None:
+def require_service(plan: AnyPlan, values: Mapping[str, str]) -> None:
     """Refuse a plan that nobody here can carry out.
 
     Raises:
         UsageError: what is missing, and the ways out.
     """
-    require_keys(plan.config.producers, values)
+    if isinstance(plan, Plan):
+        require_keys(plan.config.producers, values)
     if plan.scope.is_local:
         if not is_installed(LOCAL):
             raise MissingExtra("the embedded engine (scope local)", "local")
@@ -49,14 +51,18 @@ def require_service(plan: Plan, values: Mapping[str, str]) -> None:
         raise ModelError(f"model.name: {plan.model.name!r} cannot be run: {reasons}")
 
 
-def rendering_limiter(plan: Plan) -> anyio.CapacityLimiter | None:
-    """A thread for a slow renderer, and one only: tokenizers are not thread-safe."""
-    return anyio.CapacityLimiter(1) if plan.detection.is_slow else None
+def rendering_limiter(plan: AnyPlan) -> anyio.CapacityLimiter | None:
+    """A thread for a slow renderer, and one only: tokenizers are not thread-safe.
+
+    None where rendering is fast, or was done with the plan, as that of rows is.
+    """
+    is_slow = isinstance(plan, Plan) and plan.detection.is_slow
+    return anyio.CapacityLimiter(1) if is_slow else None
 
 
 @asynccontextmanager
 async def open_service(
-    plan: Plan,
+    plan: AnyPlan,
     folder: RunFolder,
     values: Mapping[str, str],
     *,
@@ -93,7 +99,7 @@ async def open_service(
 # service is opened.
 
 
-def _local(plan: Plan, folder: RunFolder, settle: Settle) -> Opened:
+def _local(plan: AnyPlan, folder: RunFolder, settle: Settle) -> Opened:
     from loops_cookbook.services.spawn import local_engine
 
     model = plan.config.model
@@ -105,6 +111,7 @@ def _local(plan: Plan, folder: RunFolder, settle: Settle) -> Opened:
         lora_rank=model.lora_rank,
         lora_alpha=model.lora_alpha,
         seed=model.seed,
+        init=model.init,
         deterministic=plan.config.compute.deterministic,
         checkpoints=folder.checkpoints,
     )
@@ -112,7 +119,7 @@ def _local(plan: Plan, folder: RunFolder, settle: Settle) -> Opened:
     return local_engine(options, run_id=folder.root.name, log_path=log, settle=settle)
 
 
-def _remote(plan: Plan, folder: RunFolder, key: str | None, settle: Settle) -> Opened:
+def _remote(plan: AnyPlan, folder: RunFolder, key: str | None, settle: Settle) -> Opened:
     from loops_cookbook.services.remote import RemoteOptions, remote_loops
 
     compute = plan.config.compute
@@ -128,7 +135,7 @@ def _remote(plan: Plan, folder: RunFolder, key: str | None, settle: Settle) -> O
     return remote_loops(options, settle=settle)
 
 
-def _hosted(plan: Plan, folder: RunFolder, values: Mapping[str, str], settle: Settle) -> Opened:
+def _hosted(plan: AnyPlan, folder: RunFolder, values: Mapping[str, str], settle: Settle) -> Opened:
     from loops_cookbook.services.control import HOSTED_URL, HostedOptions
     from loops_cookbook.services.loops import hosted_loops
 
@@ -150,7 +157,7 @@ def _hosted(plan: Plan, folder: RunFolder, values: Mapping[str, str], settle: Se
     )
 
 
-def _remote_key(plan: Plan, values: Mapping[str, str]) -> str | None:
+def _remote_key(plan: AnyPlan, values: Mapping[str, str]) -> str | None:
     """The key of the servers that the config names; None where it names none.
 
     Raises:
@@ -174,7 +181,7 @@ async def with_judges(plan: Plan, values: Mapping[str, str]) -> AsyncGenerator[P
         yield replace(plan, others={**plan.others, **judges})
 
 
-def _service_context(plan: Plan, own: OwnService, folder: RunFolder) -> ServiceContext:
+def _service_context(plan: AnyPlan, own: OwnService, folder: RunFolder) -> ServiceContext:
     model = plan.config.model
     return ServiceContext(
         run_id=folder.root.name,

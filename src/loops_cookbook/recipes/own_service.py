@@ -22,12 +22,14 @@ from loops_cookbook.services.base import (
     AdamParams,
     LossSpec,
     Sampler,
+    Scorer,
     Service,
     ServiceContext,
     StepResult,
     Trainer,
 )
 from loops_cookbook.services.gather import GatheringSampler, loop_settled
+from loops_cookbook.tokens import Logprobs
 
 OpenService = Callable[[ServiceContext], AbstractAsyncContextManager[Service]]
 
@@ -79,7 +81,8 @@ async def open_own_service(
     try:
         _require_service(own.spec, service)
         async with GatheringSampler(service.sampler, settle=settle) as sampler:
-            yield _Blamed(own.spec, service, sampler)
+            has_scores = isinstance(service.trainer, Scorer)
+            yield (_BlamedScorer if has_scores else _Blamed)(own.spec, service, sampler)
     except BaseException as error:  # told to the service, and raised again
         if not await manager.__aexit__(type(error), error, error.__traceback__):
             raise
@@ -125,6 +128,16 @@ class _Blamed:
         """Hand the current weights to the sampler."""
         with _blamed(self._spec, "publish"):
             return await self._trainer.publish(key=key)
+
+
+class _BlamedScorer(_Blamed):
+    """The same of a trainer that scores rows too."""
+
+    async def score(self, batch: Sequence[Datum], *, key: str) -> tuple[Logprobs, ...]:
+        """The current weights' logprobs of a supervised batch's targets."""
+        assert isinstance(self._trainer, Scorer), "the class is chosen for it"
+        with _blamed(self._spec, "score"):
+            return await self._trainer.score(batch, key=key)
 
 
 @contextmanager

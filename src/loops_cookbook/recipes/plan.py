@@ -5,7 +5,6 @@ and refuses what cannot stand. `loops check` reports a `Plan`; `loops run` carri
 out, so what check accepts is what runs.
 """
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -16,17 +15,18 @@ from pydantic import BaseModel, ConfigDict
 from loops_cookbook.config.environment import Environment
 from loops_cookbook.config.imports import import_callable, import_class
 from loops_cookbook.config.load import LoadedConfig
-from loops_cookbook.config.locate import ModelSource, resolve_model
+from loops_cookbook.config.locate import ModelSource
 from loops_cookbook.config.rl import EvaluationSet, RLConfig
 from loops_cookbook.episodes.episode import Episode, declared
 from loops_cookbook.episodes.mentions import models_named
-from loops_cookbook.errors import ConfigError, EpisodeError, ModelError
+from loops_cookbook.errors import EpisodeError
 from loops_cookbook.problems import nearest
 from loops_cookbook.recipes.own_service import OwnService
+from loops_cookbook.recipes.policy import find_policy
 from loops_cookbook.recipes.producers import planned_judges
-from loops_cookbook.recipes.scope import CONFIGURED, Chosen, choose_scope
+from loops_cookbook.recipes.scope import Chosen
 from loops_cookbook.renderers.base import Renderer
-from loops_cookbook.renderers.detect import Detection, detect
+from loops_cookbook.renderers.detect import Detection
 from loops_cookbook.runtimes.base import Capabilities, Clocks, Runtime, RuntimeContext
 from loops_cookbook.runtimes.producers import MAIN, Policy, Producer, Producers
 from loops_cookbook.sandboxes.source import SandboxSource
@@ -36,9 +36,6 @@ from loops_cookbook.tasks import Task, load_tasks
 
 RuntimeFactory = Callable[[RuntimeContext], Runtime]
 Tasks = Sequence[Task[BaseModel]]
-
-
-_WEIGHTS = ("*.safetensors", "*.bin")
 
 
 class AnyTask(BaseModel):
@@ -73,7 +70,7 @@ class UserCode:
 class Plan:
     """A run that can start, as far as it can be known without launching anything."""
 
-    loaded: LoadedConfig
+    loaded: LoadedConfig[RLConfig]
     environment: Environment
     scope: Chosen
     model: ModelSource
@@ -125,7 +122,10 @@ class Plan:
 
 
 def plan_run(
-    loaded: LoadedConfig, environment: Environment, values: Mapping[str, str], scope: str | None
+    loaded: LoadedConfig[RLConfig],
+    environment: Environment,
+    values: Mapping[str, str],
+    scope: str | None,
 ) -> Plan:
     """Look at everything that a config names.
 
@@ -139,29 +139,12 @@ def plan_run(
         UsageError: something in it cannot stand, in one line or one line a fault.
     """
     config = loaded.config
-    model = resolve_model(
-        config.model.name, loaded.directory, working_directory=loaded.working_directory
-    )
-    chosen = choose_scope(
-        flag=scope,
-        configured=config.compute.scope,
-        environment=values,
-        model_is_here=model.directory is not None,
-    )
-    says = _model_config(config, model, chosen)
-    limit = _model_limit(config, model, says)
+    policy = find_policy(loaded, values, scope)
     code = _user_code(loaded)
     tasks = load_tasks(loaded.beside(config.episode.tasks), code.task_model)
     sets = tuple(
         _planned(name, held_out, loaded, code.task_model)
         for name, held_out in config.evaluation.sets.items()
-    )
-    detection = detect(
-        model.name,
-        model.directory,
-        forced=config.model.renderer,
-        tokenizer=_tokenizer(config, loaded),
-        thinking_retention=config.model.thinking_retention,
     )
     others = planned_judges(config.producers)
     producers = Producers(cast(Policy, _NotLaunched()), others)
@@ -169,17 +152,17 @@ def plan_run(
     return Plan(
         loaded=loaded,
         environment=environment,
-        scope=chosen,
-        model=model,
-        model_limit=limit,
-        vocabulary=_whole_number(says, "vocab_size"),
+        scope=policy.scope,
+        model=policy.model,
+        model_limit=policy.model_limit,
+        vocabulary=policy.vocabulary,
         code=code,
         tasks=tasks,
         sets=sets,
-        detection=detection,
+        detection=policy.detection,
         capabilities=capabilities,
         others=others,
-        own_service=_own_service(loaded, chosen),
+        own_service=policy.own_service,
     )
 
 
@@ -209,66 +192,7 @@ class _NotLaunched:
         )
 
 
-def _model_config(config: RLConfig, model: ModelSource, scope: Chosen) -> Mapping[str, object]:
-    """What a local model says of itself; nothing of one that a service has."""
-    if scope.is_own and not config.compute.deterministic:
-        return {}
-    if not scope.is_local:
-        _require_engine(config, scope)
-        return {}
-    if model.directory is None:
-        raise ModelError(
-            f"model.name: the embedded engine needs a folder, and {model.name!r} is a hub id; "
-            "download it and name its folder, or name a bundled model such as models/counting"
-        )
-    if not any(any(model.directory.glob(pattern)) for pattern in _WEIGHTS):
-        raise ModelError(
-            f"model.name: {model.directory} holds a config.json and no weights "
-            f"({', '.join(_WEIGHTS)}); name a folder that has both"
-        )
-    path = model.directory / "config.json"
-    try:
-        raw = cast(object, json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path}: cannot be read as a model's config: {error}") from error
-    if not isinstance(raw, dict):
-        raise ModelError(f"{path}: is not a model's config: it must hold a JSON object")
-    says = cast(dict[str, object], raw)
-    inner = says.get("text_config")  # where a model that also sees has the same keys
-    return {**cast(dict[str, object], inner), **says} if isinstance(inner, dict) else says
-
-
-def _model_limit(config: RLConfig, model: ModelSource, says: Mapping[str, object]) -> int | None:
-    """The longest sequence of a local model, checked against the config's."""
-    limit, wanted = _whole_number(says, "max_position_embeddings"), config.model.max_seq_len
-    if limit is not None and wanted > limit:
-        raise ConfigError(
-            f"model.max_seq_len: found {wanted}, but {model.name} takes sequences up to {limit}; "
-            f"use {limit} or less"
-        )
-    return limit
-
-
-def _whole_number(says: Mapping[str, object], key: str) -> int | None:
-    value = says.get(key)
-    return value if isinstance(value, int) else None
-
-
-def _require_engine(config: RLConfig, scope: Chosen) -> None:
-    """Refuse what the embedded engine alone can do; a server may be one."""
-    if config.model.lora_rank == 0 and not scope.is_remote:
-        raise ConfigError(
-            "model.lora_rank: found 0 (every weight), which only the embedded engine trains; "
-            "use 1 or more"
-        )
-    if config.compute.deterministic:
-        raise ConfigError(
-            "compute.deterministic: found true, which only the embedded engine does (scope "
-            "local); remove it"
-        )
-
-
-def _user_code(loaded: LoadedConfig) -> UserCode:
+def _user_code(loaded: LoadedConfig[RLConfig]) -> UserCode:
     config = loaded.config
     factory = import_callable(config.runtime, loaded.directory, key="runtime")
     options = loaded.options(
@@ -301,23 +225,8 @@ def _require_producers(episode_class: type[Episode[Any, Any]], config: RLConfig)
             )
 
 
-def _own_service(loaded: LoadedConfig, chosen: Chosen) -> OwnService | None:
-    place, table = ("compute", "options"), loaded.config.compute.options
-    if chosen.factory is None:
-        if table is not None:
-            raise ConfigError(
-                "compute.options: set, but only a service of your own takes options; name one in "
-                'compute.scope, as "module:factory", or remove them'
-            )
-        return None
-    key = "compute.scope" if chosen.source == CONFIGURED else chosen.source
-    factory = import_callable(chosen.factory, loaded.directory, key=key)
-    schema = getattr(factory, "options_model", None)
-    return OwnService(chosen.factory, factory, loaded.options(schema, table, place=place))
-
-
 def _planned(
-    name: str, held_out: EvaluationSet, loaded: LoadedConfig, task_model: type[BaseModel]
+    name: str, held_out: EvaluationSet, loaded: LoadedConfig[RLConfig], task_model: type[BaseModel]
 ) -> PlannedSet:
     return PlannedSet(
         name=name,
@@ -326,15 +235,6 @@ def _planned(
         params=sample_params(loaded.config, held_out),
         solved_at=held_out.solved_at,
     )
-
-
-def _tokenizer(config: RLConfig, loaded: LoadedConfig) -> str | None:
-    """Another tokenizer: a folder beside the config where it is one, else a hub id."""
-    named = config.model.tokenizer
-    if named is None:
-        return None
-    beside = loaded.beside(named)
-    return str(beside) if beside.is_dir() else named
 
 
 def _context(

@@ -18,9 +18,10 @@ from dataclasses import dataclass, replace
 import anyio
 
 from loops_cookbook.attempts import Attempt, Fate, Group
-from loops_cookbook.errors import LoopsError, NoLearningSignal
+from loops_cookbook.errors import NoLearningSignal
 from loops_cookbook.learning.batches import Batch, JudgedGroup
 from loops_cookbook.recipes.collect import Collector
+from loops_cookbook.recipes.ending import ending
 from loops_cookbook.recipes.evaluation import Evaluations, is_due
 from loops_cookbook.recipes.metrics import RunMetrics, UpdateFacts
 from loops_cookbook.recipes.plan import Plan
@@ -94,7 +95,7 @@ async def run_rl(
                 await run.carry_out(open_service, keeper)
                 group.cancel_scope.cancel()
         except BaseException as error:  # told, never kept
-            run.end(*_ending(error))
+            run.end(*ending(error))
             raise
         run.end("done")
 
@@ -326,16 +327,6 @@ def _longest(clocks: Clocks) -> float:
         clocks.grading_seconds,
         clocks.release_seconds,
     )
-
-
-def _ending(error: BaseException) -> tuple[RunStatus, str]:
-    if isinstance(error, NoLearningSignal):
-        return "stopped", str(error)
-    if isinstance(error, LoopsError):
-        return "failed", str(error)
-    if isinstance(error, Exception):
-        return "failed", f"a bug of loops-cookbook: {type(error).__name__}: {error}"
-    return "interrupted", "stopped by a signal"
 
 
 def _surplus(group: Group) -> list[Fated]:

@@ -80,6 +80,16 @@ class Renderer(Protocol):
         """
         ...
 
+    def supervise(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> Ids:
+        """What the model would sample to say the last message, an assistant's; int32[T].
+
+        It follows `render` of the messages before it, and ends with a stop token.
+
+        Raises:
+            ValueError: this format cannot express the message as a reply.
+        """
+        ...
+
     def parse(self, sampled_ids: Ids, tools: Sequence[Tool] | None = None) -> ParsedReply:
         """Read a completion; never raises on what a model may say."""
         ...

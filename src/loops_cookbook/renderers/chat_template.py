@@ -32,6 +32,7 @@ from loops_cookbook.renderers.probe import (
     probe,
     takes_parts,
 )
+from loops_cookbook.renderers.supervised import reply_text, up_to_stop
 from loops_cookbook.renderers.tokenizers import ChatTokenizer
 from loops_cookbook.renderers.tool_calls import read_calls
 from loops_cookbook.renderers.tool_shape import (
@@ -174,6 +175,23 @@ class ChatTemplateRenderer:
         if last in self._closes:  # it ended for another kind of message than the one that came
             return None
         return ids_of(np.concatenate([prompt_ids, sampled_ids, closed, rest]))
+
+    def supervise(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> Ids:
+        """What the model would sample to say the last message, by the template; int32[T].
+
+        Raises:
+            ValueError: tools are given and cannot be, a content is not text, or the template
+                writes a reply in another way than it asks for one.
+        """
+        self._tools_shape(tools)
+        plain, declared = from_json(to_json(messages, tools))
+        asked = self._text(plain[:-1], True, declared)
+        written = self._text(plain, False, declared)
+        reasoning = plain[-1].get("reasoning_content")
+        said = reply_text(asked, written, reasoning if isinstance(reasoning, str) else None)
+        ids = ids_of(self._tokenizer.encode(said))
+        stopped = up_to_stop(ids, self.stop_token_ids)
+        return ids_of([*ids, *self.stop_token_ids[:1]]) if stopped is None else stopped
 
     def parse(self, sampled_ids: Ids, tools: Sequence[Tool] | None = None) -> ParsedReply:
         """Read a completion up to its first stop token; its white space is kept.

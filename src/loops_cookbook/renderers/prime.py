@@ -24,6 +24,7 @@ from loops_cookbook.messages import MalformedToolCall, Message, Tool, ToolCall
 from loops_cookbook.renderers.base import ParsedReply
 from loops_cookbook.renderers.plain import PlainMessages, from_json, to_json
 from loops_cookbook.renderers.probe import ThinkingRetention
+from loops_cookbook.renderers.supervised import reply_text, up_to_stop
 from loops_cookbook.renderers.tokenizers import ChatTokenizer
 from loops_cookbook.renderers.tool_calls import call_id
 from loops_cookbook.tokens import Ids, ids_of
@@ -177,6 +178,26 @@ class PrimeRenderer:
         recorded = np.concatenate([prompt_ids, sampled_ids])
         return ids if np.array_equal(ids[: len(recorded)], recorded) else None
 
+    def supervise(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> Ids:
+        """What the model would sample to say the last message, in this format; int32[T].
+
+        Raises:
+            ValueError: a content is not text, or the format refuses these messages.
+        """
+        asked = self.render(messages[:-1], tools)
+        written = self._written(to_json(messages, tools), ask=False)
+        ids = written[len(asked) :]
+        if not np.array_equal(written[: len(asked)], asked):
+            reasoning = messages[-1].get("reasoning_content")
+            said = reply_text(
+                self.decode(asked),
+                self.decode(written),
+                reasoning if isinstance(reasoning, str) else None,
+            )
+            ids = ids_of(self._tokenizer.encode(said))
+        stopped = up_to_stop(ids, self.stop_token_ids)
+        return ids_of([*ids, self._close(messages, tools)]) if stopped is None else stopped
+
     def parse(self, sampled_ids: Ids, tools: Sequence[Tool] | None = None) -> ParsedReply:
         """Read a completion by the format's own grammar; a call it cannot read is kept as text.
 
@@ -211,6 +232,14 @@ class PrimeRenderer:
         """Text for people, special tokens included."""
         return self._tokenizer.decode(cast(list[int], ids.tolist()))
 
+    def _close(self, messages: Sequence[Message], tools: Sequence[Tool] | None) -> int:
+        """What ends a reply in a format that closes a message with the mark of the next one."""
+        role = "tool" if messages[-1].get("tool_calls") else "user"
+        longer = [*messages, {"role": role, "content": "?"}]
+        written = self._written(to_json(longer, tools), ask=False)
+        marks = written[np.isin(written, self.stop_token_ids)]
+        return int(marks[-1]) if len(marks) else self.stop_token_ids[0]
+
     def _said(self, ids: list[int]) -> str:
         return self._tokenizer.decode(self._ended(ids))
 
@@ -238,9 +267,12 @@ class PrimeRenderer:
         return None if shown in self.decode(declared) else "the format does not show any tools"
 
     def _render(self, key: str) -> Ids:
+        return self._written(key, ask=True)
+
+    def _written(self, key: str, *, ask: bool) -> Ids:
         messages, tools = _unpack(key)
         try:
-            rendered = self._prime.render(messages, tools=tools, add_generation_prompt=True)
+            rendered = self._prime.render(messages, tools=tools, add_generation_prompt=ask)
         except Exception as error:  # foreign code: any exception is its way to refuse
             reason = " ".join(str(error).split())
             raise ValueError(

@@ -8,6 +8,12 @@ from loops_cookbook.records import EvaluationRow, RunStatus
 from loops_cookbook.report.chart import chart, smoothed
 from loops_cookbook.report.words import count, duration, measure, share
 
+TITLES: Mapping[str, str] = {
+    "reward/all_mean": "mean reward of all graded attempts",
+    "loss": "mean loss of the trained tokens",
+}
+"""What a chart's metric is called over it."""
+
 _WIDEST = 100
 
 
@@ -20,20 +26,22 @@ class Closing:
     folder: Path
     updates: int
     seconds: float
-    rewards: Sequence[tuple[int, float]]
-    """`reward/all_mean` by update."""
+    curve: Sequence[tuple[int, float]]
+    """The metric `charted` by update."""
     evaluations: Mapping[str, tuple[EvaluationRow, EvaluationRow]]
     """The first and the last of each set, which may be one and the same."""
     counts: Mapping[str, int]
     """`StepRow.totals` at the end."""
+    charted: str = "reward/all_mean"
+    """What `curve` is of, one of `TITLES`."""
 
     def lines(self, *, width: int, unicode: bool = True) -> list[str]:
         """At most `width` characters each, the last one apart."""
         told = [self._end(), ""]
-        curve = smoothed(self.rewards)
+        curve = smoothed(self.curve)
         if drawn := chart(curve, width=min(width, _WIDEST), unicode=unicode):
             means = f", moving mean over {curve.window} updates" if curve.window > 1 else ""
-            told += [f"mean reward of all graded attempts, by update{means}", *drawn, ""]
+            told += [f"{TITLES[self.charted]}, by update{means}", *drawn, ""]
         if self.evaluations:
             told += [*_scores(self.evaluations, "→" if unicode else "->"), ""]
         if self.counts.get("attempts/finished"):
@@ -48,10 +56,13 @@ def _scores(
     evaluations: Mapping[str, tuple[EvaluationRow, EvaluationRow]], arrow: str
 ) -> list[str]:
     """A table: a line for each set, before and after."""
-    table = [["evaluation", "updates", "reward", "solved", "pass@k"]]
+    has_loss = any(last.loss is not None for _, last in evaluations.values())
+    losses = ["loss"] if has_loss else []
+    table = [["evaluation", "updates", *losses, "reward", "solved", "pass@k"]]
     for name, (first, last) in evaluations.items():
         pairs = [
             (str(first.update), str(last.update)),
+            *([(measure(first.loss), measure(last.loss))] if has_loss else []),
             (measure(first.reward_mean), measure(last.reward_mean)),
             (share(first.solve_rate), share(last.solve_rate)),
         ]

@@ -86,7 +86,8 @@ class Progress:
         self._evaluated = 0
         """Attempts of that set that have ended."""
         self._recent: deque[float] = deque(maxlen=_REMEMBERED_UPDATES)
-        self._rewards: list[tuple[int, float]] = []
+        self._curve: list[tuple[int, float]] = []
+        """The closing chart: the mean reward by update, or for SFT the loss."""
         self._evaluations: dict[str, tuple[EvaluationRow, EvaluationRow]] = {}
         self.closing: Closing | None = None
         """What the run came to, once it has ended."""
@@ -111,7 +112,8 @@ class Progress:
         """Take in how much is planned."""
         self._has_started = True
         self._begun = self._now()
-        self._table = UpdateTable(row.updates, self._side.width, is_async=row.max_staleness > 0)
+        is_async = row.max_staleness > 0
+        self._table = UpdateTable(row.updates, self._side.width, row.recipe, is_async)
         self._batch = row.attempts_per_update
 
     def attempt_ended(self, attempt: Attempt, purpose: str) -> None:
@@ -142,8 +144,8 @@ class Progress:
         # In async mode attempts of later updates have ended by now.
         self._ended = max(0, self._ended - int(row.metrics.get("attempts/finished", self._ended)))
         self._rejected = 0
-        if (reward := row.metrics.get("reward/all_mean")) is not None:
-            self._rewards.append((row.update, reward))
+        if (value := row.metrics.get(self._charted)) is not None:
+            self._curve.append((row.update, value))
         if (seconds := row.metrics.get("time/update")) is not None:
             self._recent.append(seconds)
         if self._live is not None:
@@ -182,13 +184,18 @@ class Progress:
             folder=self._folder,
             updates=self._updates,
             seconds=self._now() - self._begun,
-            rewards=self._rewards,
+            curve=self._curve,
+            charted=self._charted,
             evaluations=self._evaluations,
             counts=counts,
         )
         encoding = self._answer.encoding
         for line in self.closing.lines(width=self._answer.width, unicode=has_unicode(encoding)):
             self._answer.print(Text(printable(line, encoding)), soft_wrap=True)
+
+    @property
+    def _charted(self) -> str:
+        return "loss" if self._table.recipe == "sft" else "reward/all_mean"
 
     def _is_due(self, seconds: float) -> bool:
         return self._now() - self._shown_at >= seconds
@@ -218,6 +225,8 @@ class Progress:
         if self._updates == self._table.planned:
             return "all updates done"
         update = f"update {self._table.progress(self._updates + 1)}"
+        if self._table.recipe == "sft":
+            return update
         needed = None if self._batch is None else self._batch + self._rejected
         if needed is None or self._ended > needed:  # then a group that started earlier still runs
             return f"{update}: {count(self._ended, 'attempt')} ended and not trained yet"
@@ -248,7 +257,10 @@ class Progress:
 def _scores(row: EvaluationRow) -> str:
     """An evaluation in one line."""
     when = "before the first update" if row.update == 0 else f"after {count(row.update, 'update')}"
-    parts = [f"reward {measure(row.reward_mean)}", f"solved {share(row.solve_rate)}"]
+    parts = [] if row.loss is None else [f"loss {measure(row.loss)}"]
+    if row.loss is not None and not row.fates:
+        return f"{row.set} {when}: {parts[0]}"
+    parts += [f"reward {measure(row.reward_mean)}", f"solved {share(row.solve_rate)}"]
     parts += [f"pass@{k} {share(value)}" for k, value in row.pass_at_k.items()]
     attempts = sum(row.fates.values())
     parts.append(count(attempts, "attempt"))

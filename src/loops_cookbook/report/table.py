@@ -20,7 +20,7 @@ class Column:
 
 
 _STALE = Column("stale", 6, "policy/staleness_max", short)
-_ALWAYS = (
+_RL = (
     Column("reward", 7, "reward/all_mean"),
     Column("group std", 9, "reward/group_std_mean"),
     Column("usable", 7, "groups/usable", short),
@@ -29,11 +29,21 @@ _ALWAYS = (
     Column("kl", 8, "kl/sample_train_k3"),
     Column("time", 11, "time/update", duration),
 )
-_IF_WIDE = (
+_RL_IF_WIDE = (
     Column("loss", 9, "loss"),
     Column("grad norm", 9, "grad_norm"),
     Column("entropy", 8, "entropy"),
     _STALE,
+)
+_SFT = (
+    Column("loss", 8, "loss"),
+    Column("epoch", 6, "epoch"),
+    Column("rows", 6, "rows", short),
+    Column("tokens", 7, "tokens/read", short),
+    Column("trained", 7, "tokens/trained", short),
+    Column("grad norm", 9, "grad_norm"),
+    Column("rate", 8, "learning_rate"),
+    Column("time", 11, "time/update", duration),
 )
 
 
@@ -43,6 +53,7 @@ class UpdateTable:
 
     planned: int | None
     width: int
+    recipe: str = "rl"
     is_async: bool = False
 
     @property
@@ -60,7 +71,7 @@ class UpdateTable:
 
     def sentence(self, step: StepRow) -> str:
         """The narrow columns in one line that needs no head."""
-        columns = (*_ALWAYS, _STALE) if self.is_async else _ALWAYS
+        columns = (*self._always, _STALE) if self.is_async else self._always
         told = [f"{column.title} {_cell(step, column)}" for column in columns]
         return f"update {self.progress(step.update)}: {', '.join(told)}"
 
@@ -73,10 +84,14 @@ class UpdateTable:
         return max(len("update"), 2 * len(str(self.planned or 9999)) + 1)
 
     @property
+    def _always(self) -> tuple[Column, ...]:
+        return _SFT if self.recipe == "sft" else _RL
+
+    @property
     def _columns(self) -> tuple[Column, ...]:
-        columns = (*_ALWAYS, *_IF_WIDE)
+        columns = (*self._always, *(() if self.recipe == "sft" else _RL_IF_WIDE))
         width = self._first + sum(len(_GAP) + column.width for column in columns)
-        return columns if width <= self.width else _ALWAYS
+        return columns if width <= self.width else self._always
 
 
 def _cell(step: StepRow, column: Column) -> str:

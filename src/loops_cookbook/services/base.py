@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from pydantic import BaseModel
 
@@ -106,6 +106,19 @@ class Trainer(Protocol):
 
     async def publish(self, *, key: str) -> int:
         """Hand the current weights to the sampler; the version that it will serve."""
+        ...
+
+
+@runtime_checkable
+class Scorer(Protocol):
+    """A trainer that can also score rows; a run of one that cannot looks at no held-out rows."""
+
+    async def score(self, batch: Sequence[Datum], *, key: str) -> tuple[Logprobs, ...]:
+        """The current weights' logprobs of a supervised batch's targets, float32[L] a datum.
+
+        Nothing is trained. Where a weight is 0 a logprob may be NaN. `key` names this look in the
+        run.
+        """
         ...
 
 

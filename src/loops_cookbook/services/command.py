@@ -3,6 +3,7 @@
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal
 
 API_KEY_VARIABLE = "LOOPS_ENGINE_API_KEY"
 """Hands the engine its key; an argument could be read by others."""
@@ -13,7 +14,7 @@ class EngineOptions:
     """What the embedded engine is started with."""
 
     model_dir: Path
-    """Holds config.json, weights and a tokenizer."""
+    """Holds config.json, weights (where they are not random) and a tokenizer."""
     model_name: str
     """What requests call the model."""
     max_seq_len: int
@@ -21,6 +22,8 @@ class EngineOptions:
     """0 trains every weight."""
     lora_alpha: float = 32.0
     seed: int = 0
+    init: Literal["pretrained", "random"] = "pretrained"
+    """`random`: new weights in the shape of config.json, whatever weights the folder has."""
     device: str | None = None
     """None: cuda where there is one, else cpu."""
     dtype: str | None = None

@@ -141,15 +141,12 @@ class HttpTrainer:
 
         The wire tells a request's loss as the mean over its datums; here it is the batch's sum.
         """
-        rows: list[bytes] = []
-        for datum in batch:
-            rows.append(datum_json(datum))
-            if len(rows[-1]) > LONG_ROW_BYTES:
-                await anyio.lowlevel.checkpoint()
-        with understood(self._transport, "the batch does not fit the wire"):
-            parts = chunks(rows, self._chunk_bytes)
+        parts = await self._parts(batch)
         async with self._submitting:
-            forwards = [await self._forward(part, loss, key, i) for i, part in enumerate(parts)]
+            forwards = [
+                await self._forward("forward_backward", part, loss, key, i)
+                for i, part in enumerate(parts)
+            ]
             step = await self._step(adam, key) if len(parts) == 1 else None
         results = [await self._result(forward, ForwardBackwardResult) for forward in forwards]
         if step is None:  # not sooner: were one part to fail, the others must not be stepped on
@@ -161,6 +158,17 @@ class HttpTrainer:
             logprobs=self._logprobs(results, batch),
             metrics=stepped.metrics or {},
         )
+
+    async def score(self, batch: Sequence[Datum], *, key: str) -> tuple[Logprobs, ...]:
+        """The current weights' logprobs of a supervised batch's targets; nothing is trained."""
+        loss = LossSpec("cross_entropy")
+        parts = await self._parts(batch)
+        async with self._submitting:
+            forwards = [
+                await self._forward("forward", part, loss, key, i) for i, part in enumerate(parts)
+            ]
+        results = [await self._result(forward, ForwardBackwardResult) for forward in forwards]
+        return self._logprobs(results, batch)
 
     async def publish(self, *, key: str) -> int:
         """Hand the current weights to the sampler; the version that it will serve."""
@@ -198,13 +206,23 @@ class HttpTrainer:
             return None
         return told.path if told.path.startswith(here) else f"{here}{name}"
 
+    async def _parts(self, batch: Sequence[Datum]) -> list[Sequence[bytes]]:
+        """A batch in rows as they are sent, in as many parts as requests are needed."""
+        rows: list[bytes] = []
+        for datum in batch:
+            rows.append(datum_json(datum))
+            if len(rows[-1]) > LONG_ROW_BYTES:
+                await anyio.lowlevel.checkpoint()
+        with understood(self._transport, "the batch does not fit the wire"):
+            return chunks(rows, self._chunk_bytes)
+
     async def _forward(
-        self, rows: Sequence[bytes], loss: LossSpec, key: str, chunk: int
+        self, name: str, rows: Sequence[bytes], loss: LossSpec, key: str, chunk: int
     ) -> _Operation:
         body = forward_backward_json(
             rows, loss, seq_id=self._next(), run_id=self._run_id, model=self._model
         )
-        return await self._submit("forward_backward", key, body, chunk)
+        return await self._submit(name, key, body, chunk)
 
     async def _step(self, adam: AdamParams, key: str) -> _Operation:
         return await self._submit(

@@ -14,6 +14,7 @@ import anyio
 
 from loops_cookbook.config.environment import read_environment
 from loops_cookbook.config.load import load_config
+from loops_cookbook.config.rl import RLConfig
 from loops_cookbook.errors import ServiceRefused
 from loops_cookbook.recipes.producers import open_judges
 from loops_cookbook.services.base import Chat, ChatAnswer, ChatRequest
@@ -88,9 +89,10 @@ async def open_models(
         ConfigError: the config cannot be read, or a key is missing.
     """
     loaded = load_config(config, working_directory=working_directory)
+    rl = loaded.of_recipe(RLConfig)
     read = read_environment(loaded.directory, working_directory=working_directory)
     values = {**read.values, **os.environ}
-    async with open_judges(loaded.config.producers, values) as judges:
+    async with open_judges(rl.config.producers if rl else {}, values) as judges:
         yield {name: judge.chat for name, judge in judges.items()}
 
 

@@ -18,7 +18,7 @@ from loops_cookbook.errors import ServiceRefused
 from loops_cookbook.learning.datums import Datum
 from loops_cookbook.services.base import AdamParams, LossSpec, SampleParams, StepResult
 from loops_cookbook.testing.tokenizer import ByteTokenizer
-from loops_cookbook.tokens import Ids, SampledTokens, ids_of, logprobs_of
+from loops_cookbook.tokens import Ids, Logprobs, SampledTokens, ids_of, logprobs_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +193,8 @@ class RecordingTrainer:
         """Each batch that was applied, in order."""
         self.published: list[int] = []
         """Each version that was published, in order."""
+        self.scored: list[str] = []
+        """The key of each batch that was scored, in order."""
         self._sampler = sampler
         self._failures = failures or {}
         self._seconds = seconds
@@ -217,6 +219,13 @@ class RecordingTrainer:
             self.batches.append(TrainedBatch(tuple(batch), loss, adam, key))
             self._results[key] = _on_policy(batch, adam)
         return self._results[key]
+
+    async def score(self, batch: Sequence[Datum], *, key: str) -> tuple[Logprobs, ...]:
+        """Every target has the same logprob, which rises with each batch that was applied."""
+        await anyio.sleep(self._seconds)
+        self.scored.append(key)
+        value = -1.0 / (1 + len(self.batches))
+        return tuple(np.full(len(d.input_ids), value, np.float32) for d in batch)
 
     async def publish(self, *, key: str) -> int:
         """The next version, or the one that this key already gave."""
@@ -263,8 +272,9 @@ class ScriptedService:
 def _on_policy(batch: Sequence[Datum], adam: AdamParams) -> StepResult:
     nothing = [np.zeros(len(datum.input_ids), np.float32) for datum in batch]
     pairs = list(zip(batch, nothing, strict=True))
+    streams = [d.advantages if d.weights is None else d.weights for d, _ in pairs]
     return StepResult(
-        loss=-sum(float((z if d.advantages is None else d.advantages).sum()) for d, z in pairs),
+        loss=-sum(float(stream.sum()) for stream in streams if stream is not None),
         logprobs=tuple(z if d.logprobs is None else d.logprobs for d, z in pairs),
         metrics={"grad_norm": 1.0, "learning_rate": adam.learning_rate},
     )

@@ -106,6 +106,17 @@ class PlainRenderer:
             ids.append(self.tokenizer.end_id)
         return self._array(ids, new_messages)
 
+    def supervise(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> Ids:
+        """The last message's content and the end mark.
+
+        Raises:
+            ValueError: it calls tools, which the format does not have.
+        """
+        if tools or messages[-1].get("tool_calls"):
+            raise ValueError("it has no way to call tools")
+        content = text_of(messages[-1].get("content")) or ""
+        return np.array([*self.tokenizer.encode(content), self.tokenizer.end_id], np.int32)
+
     def parse(self, sampled_ids: Ids, tools: Sequence[Tool] | None = None) -> ParsedReply:
         """All of a reply is its content, but for calls where tools are declared."""
         ids: list[int] = sampled_ids.tolist()

@@ -1,0 +1,166 @@
+"""Supervised fine-tuning: batch after batch of demonstrated replies, and the held-out rows between.
+
+The batches were planned before anything was launched, so each row is trained exactly once in each
+epoch, whatever happens in between. One update is sent at a time: the next leaves when the last has
+been applied and recorded. The policy is published only where it is sampled.
+"""
+
+import time
+from contextlib import AsyncExitStack
+from dataclasses import replace
+
+import anyio
+
+from loops_cookbook.learning.schedules import Schedule, learning_rate
+from loops_cookbook.recipes.ending import ending
+from loops_cookbook.recipes.evaluation import is_due
+from loops_cookbook.recipes.sft_batches import BatchPlan
+from loops_cookbook.recipes.sft_evaluation import HeldOut, scorer
+from loops_cookbook.recipes.sft_metrics import SFTMetrics, SFTUpdateFacts
+from loops_cookbook.recipes.sft_plan import HELD_OUT, SFTPlan
+from loops_cookbook.records import Recorder, RunRow, StepRow
+from loops_cookbook.rollouts.keeper import open_group
+from loops_cookbook.rollouts.stall import Narrator
+from loops_cookbook.services.base import AdamParams, LossSpec, Service, ServiceFactory
+from loops_cookbook.services.checked import CheckedSampler
+
+LOSS = LossSpec("cross_entropy")
+
+
+async def run_sft(
+    plan: SFTPlan,
+    open_service: ServiceFactory,
+    recorder: Recorder,
+    row: RunRow,
+    narrator: Narrator | None = None,
+) -> None:
+    """Carry a plan out, from the first look at the held-out rows to the last.
+
+    Args:
+        plan: the run.
+        open_service: opens the trainer and its sampler.
+        recorder: told of everything, from `run_started` to `run_ended`, however it ends.
+        row: what the run is; the service's own description is added.
+        narrator: knows what the run waits for; None: one of its own, which tells the recorder.
+
+    Raises:
+        RunStopped: a service failed for good.
+        UsageError: the service cannot be had.
+    """
+    narrator = narrator or Narrator(recorder.note, now=anyio.current_time)
+    metrics = SFTMetrics()
+    recorder.run_started(row)
+    try:
+        async with open_group() as group:
+            group.start_soon(narrator.watch)
+            async with AsyncExitStack() as stack:
+                with narrator.waiting_for("the trainer and the sampler to start"):
+                    service = await stack.enter_async_context(open_service())
+                recorder.run_started(replace(row, service=dict(service.description)))
+                await SFTRun(plan, service, recorder, metrics, narrator).carry_out()
+            group.cancel_scope.cancel()
+    except BaseException as error:  # told, never kept
+        status, reason = ending(error)
+        recorder.run_ended(status, metrics.totals, reason)
+        raise
+    recorder.run_ended("done", metrics.totals)
+
+
+class SFTRun:
+    """One run of the SFT recipe, and how far it came."""
+
+    def __init__(
+        self,
+        plan: SFTPlan,
+        service: Service,
+        recorder: Recorder,
+        metrics: SFTMetrics,
+        narrator: Narrator,
+    ) -> None:
+        renderer = plan.detection.renderer
+        assert renderer is not None, "a plan that can run has a renderer"
+        self._plan = plan
+        self._trainer = service.trainer
+        self._sampler = CheckedSampler(service.sampler, vocabulary=plan.vocabulary)
+        self._recorder = recorder
+        self._metrics = metrics
+        self._narrator = narrator
+        self._held_out = None
+        if plan.held_out is not None:
+            self._held_out = HeldOut(plan.held_out, plan.config, renderer, recorder)
+        self._update = 0
+        """Updates applied so far."""
+        self._version = 0
+        """The policy version that is served."""
+        self._published = 0
+        """The update after which it was."""
+        self._mark = 0.0
+        """When the last update, or the look at the held-out rows after it, ended."""
+
+    async def carry_out(self) -> None:
+        """Look at the held-out rows, then train on batch after batch."""
+        await self._evaluate()
+        for batch in self._plan.batches:
+            await self._train_on(batch)
+            if self._is_due():
+                await self._evaluate()
+
+    async def _train_on(self, batch: BatchPlan) -> None:
+        rows = [self._plan.train.rows[place] for place in batch.rows]
+        update, began = self._update + 1, anyio.current_time()
+        adam = sft_adam_params(self._plan, update)
+        datums = [datum for row in rows for datum in row.datums]
+        with self._narrator.waiting_for(f"the trainer, at work on update {update}"):
+            result = await self._trainer.train(datums, LOSS, adam, key=f"update-{update}")
+        now = anyio.current_time()
+        facts = SFTUpdateFacts(
+            batch=batch,
+            of_rows=len(self._plan.train.rows),
+            read_tokens=sum(row.tokens for row in rows),
+            trained_tokens=sum(row.trained_tokens for row in rows),
+            result=result,
+            adam=adam,
+            update_seconds=now - self._mark,
+            training_seconds=now - began,
+        )
+        self._update, self._mark = update, now
+        metrics = self._metrics.update(facts)
+        self._recorder.update(
+            StepRow(update=update, at=time.time(), metrics=metrics, totals=self._metrics.totals)
+        )
+
+    def _is_due(self) -> bool:
+        every, last = self._plan.config.evaluation.every, len(self._plan.batches)
+        return is_due(self._update, every=every, last=last)
+
+    async def _evaluate(self) -> None:
+        if self._held_out is not None:
+            can_score = scorer(self._trainer)
+            if self._held_out.asks_the_policy and self._published != self._update:
+                await self._publish()
+            with self._narrator.waiting_for(f"the evaluation of {HELD_OUT}"):
+                await self._held_out.evaluate(
+                    can_score, self._sampler, update=self._update, policy_version=self._version
+                )
+        self._mark = anyio.current_time()
+
+    async def _publish(self) -> None:
+        with self._narrator.waiting_for(f"the weights of update {self._update} to be published"):
+            self._version = await self._trainer.publish(key=f"update-{self._update}")
+        self._published = self._update
+
+
+def sft_adam_params(plan: SFTPlan, update: int) -> AdamParams:
+    """The optimizer's settings for an update, counted from 1."""
+    training = plan.config.training
+    schedule = Schedule(
+        training.learning_rate, len(plan.batches), training.schedule, training.warmup
+    )
+    return AdamParams(
+        learning_rate=learning_rate(schedule, update - 1),
+        beta1=training.adam.beta1,
+        beta2=training.adam.beta2,
+        eps=training.adam.eps,
+        weight_decay=training.weight_decay,
+        grad_clip_norm=training.grad_clip,
+    )

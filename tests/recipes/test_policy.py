@@ -1,0 +1,49 @@
+"""What a config says of its policy is looked at alike in every recipe."""
+
+from collections.abc import Callable
+
+import pytest
+
+from loops_cookbook.config.load import AnyConfig, LoadedConfig, load_config
+from loops_cookbook.errors import ConfigError, ModelError
+from loops_cookbook.recipes.policy import find_policy
+
+pytestmark = pytest.mark.usefixtures("sft_project")
+
+
+@pytest.fixture
+def loaded() -> Callable[..., LoadedConfig[AnyConfig]]:
+    return lambda *overrides: load_config("train.toml", overrides)
+
+
+def test_a_bundled_model_is_trained_here_and_its_limit_is_known(loaded) -> None:
+    policy = find_policy(loaded(), {}, None)
+    assert (policy.scope.is_local, policy.model_limit) == (True, 64)
+    assert policy.detection.stops == ("<end>",)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "scope", "error", "said"),
+    [
+        (('model.name="a/b"',), "local", ModelError, "'a/b' is a hub id"),
+        (("model.max_seq_len=65",), None, ConfigError, "model.max_seq_len: found 65, but"),
+        (
+            ('model.name="a/b"', "model.lora_rank=0"),
+            None,
+            ConfigError,
+            "model.lora_rank: found 0 (every weight), which only the embedded engine trains",
+        ),
+        (
+            ('model.name="a/b"', "model.lora_rank=0", 'model.init="random"'),
+            None,
+            ConfigError,
+            "model.init: found 'random', which only the embedded engine starts from",
+        ),
+    ],
+)
+def test_what_does_not_fit_together_is_refused_by_its_key(
+    loaded, overrides, scope, error, said
+) -> None:
+    with pytest.raises(error) as caught:
+        find_policy(loaded(*overrides), {}, scope)
+    assert said in str(caught.value)
