@@ -3,7 +3,7 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-SOURCES := src tests examples patterns benchmarks docs
+SOURCES := src tests examples patterns benchmarks docs scripts
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all check format docs build clean

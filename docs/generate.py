@@ -18,6 +18,7 @@ from pydantic.fields import FieldInfo
 from loops_cookbook.cli.app import app
 from loops_cookbook.config.rl import RLConfig
 from loops_cookbook.config.sft import SFTConfig
+from loops_cookbook.recipes.capabilities import engines_page
 from loops_cookbook.recipes.metrics import metrics_page
 from loops_cookbook.recipes.sft_metrics import sft_metrics_section
 
@@ -110,6 +111,7 @@ def modules_page() -> str:
 PAGES: Mapping[str, Callable[[], str]] = {
     "config.md": config_page,
     "cli.md": cli_page,
+    "engines.md": engines_page,
     "metrics.md": whole_metrics_page,
     "modules.md": modules_page,
 }

@@ -20,7 +20,7 @@ ORDER: Sequence[str] = """
 """.split()  # noqa: SIM905 - floors, one a line
 DOORS = {"services", "renderers", "sandboxes", "rundir"}  # and these not one another
 ANNEX_MAY_IMPORT = {"errors", "problems", "tokens", "learning", "services", "local"}
-HEAVY = {"torch", "transformers", "renderers", "openai", "aiohttp", "blaxel", "harbor"}
+HEAVY = {"torch", "transformers", "renderers", "openai", "aiohttp", "blaxel", "harbor", "tinker"}
 MODULES = sorted(ROOT.rglob("*.py"))
 
 

@@ -13,7 +13,7 @@ def told(model: type[BaseModel], table: dict[str, object]) -> list[str]:
     return [str(problem) for problem in problems_in(caught.value, model)]
 
 
-@pytest.mark.parametrize("scope", ["local", "serverless", "dedicated", "deployment"])
+@pytest.mark.parametrize("scope", ["local", "serverless", "dedicated", "deployment", "tinker"])
 def test_a_scope_that_exists_is_taken(scope: str) -> None:
     assert ComputeTable.model_validate({"scope": scope}).scope == scope
 
@@ -21,7 +21,7 @@ def test_a_scope_that_exists_is_taken(scope: str) -> None:
 def test_any_other_scope_is_refused_with_those_that_exist() -> None:
     assert told(ComputeTable, {"scope": "mars"}) == [
         "scope: there is no scope 'mars'; it is one of local, remote, serverless, dedicated, "
-        "deployment, or module:factory for a service of your own"
+        "deployment, tinker, or module:factory for a service of your own"
     ]
 
 

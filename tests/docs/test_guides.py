@@ -43,7 +43,7 @@ from loops_cookbook.tasks import load_tasks
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-GENERATED = {"cli.md", "config.md", "metrics.md", "modules.md"}
+GENERATED = {"cli.md", "config.md", "engines.md", "metrics.md", "modules.md"}
 PAGES = [
     ROOT / "README.md",
     *(page for page in sorted(DOCS.rglob("*.md")) if page.name not in GENERATED),

@@ -116,3 +116,8 @@ def test_overrides_put_one_size_of_a_batch_in_the_place_of_the_other(
     assert sft.config.training.batch_size is None
     assert read_environment(sft_project) is not None
     assert plan_sft(sft, read_environment(sft_project), {}, None).batches
+
+
+def test_the_tinker_api_is_refused(make_sft_plan: MakeSFTPlan) -> None:
+    with pytest.raises(ConfigError, match="scope 'tinker' trains on attempts alone"):
+        make_sft_plan("compute.scope='tinker'")

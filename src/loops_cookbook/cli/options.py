@@ -29,7 +29,8 @@ ScopeOption: TypeAlias = Annotated[
     typer.Option(
         "--scope",
         metavar="SCOPE",
-        help="Who trains: local, serverless, dedicated or module:factory. Before the config's.",
+        help="Who trains: local, remote, serverless, dedicated, tinker or module:factory. Before "
+        "the config's.",
         show_default=False,
     ),
 ]

@@ -8,7 +8,7 @@ from pydantic import Field, StringConstraints, field_validator
 from loops_cookbook.config.base import Count, Seconds, StrictModel, Text
 from loops_cookbook.problems import Problem, found
 
-SCOPES = ("local", "remote", "serverless", "dedicated", "deployment")
+SCOPES = ("local", "remote", "serverless", "dedicated", "deployment", "tinker")
 """What `scope` may be called, a service of one's own apart; `deployment` is another name of
 `dedicated`."""
 
@@ -23,9 +23,10 @@ class ComputeTable(StrictModel):
     scope: Text | None = None
     """`local`: the embedded engine, started by the command; `remote`: servers that run already, at
     `trainer_url` and `sampler_url`; `serverless`, `dedicated` (also called `deployment`): hosted
-    Loops; `module:factory`: a service of your own, its module beside the config. `--scope` goes
-    before it. Unset: `BASETEN_LOOPS_SCOPE`, else by the model: a bundled model or a local folder is
-    `local`."""
+    Loops; `tinker`: the Tinker API at `TINKER_BASE_URL`, of SkyRL or Thinking Machines, with
+    `TINKER_API_KEY`; `module:factory`: a service of your own, its module beside the config.
+    `--scope` goes before it. Unset: `BASETEN_LOOPS_SCOPE`, else by the model: a bundled model or a
+    local folder is `local`."""
 
     trainer_url: Url | None = None
     """With scope `remote`: where the Loops protocol's trainer is served, as by `loops serve`."""

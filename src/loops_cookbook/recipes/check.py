@@ -8,12 +8,24 @@ confirmed it) is left out and a warning says so.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from loops_cookbook.recipes.capabilities import (
+    client_warning,
+    engines_of,
+    ignored,
+    installed_client,
+)
 from loops_cookbook.recipes.confirm import UNASKED, Confirmation
 from loops_cookbook.recipes.plan import Plan
 from loops_cookbook.recipes.plans import AnyPlan
 from loops_cookbook.recipes.producers import producer_warnings
 from loops_cookbook.recipes.sandboxes import sandbox_warnings
-from loops_cookbook.recipes.scope import KEY_VARIABLE, WAYS_OUT
+from loops_cookbook.recipes.scope import (
+    KEY_VARIABLE,
+    TINKER_KEY_VARIABLE,
+    TINKER_URL,
+    TINKER_URL_VARIABLE,
+    WAYS_OUT,
+)
 from loops_cookbook.renderers.detect import Detection
 from loops_cookbook.renderers.images import images_line
 from loops_cookbook.runtimes.producers import producers_summary
@@ -65,7 +77,7 @@ def check_report(
     config, training = plan.config, plan.config.training
     lines = [
         *head_lines(plan),
-        *model_lines(plan, confirmation),
+        *model_lines(plan, values, confirmation),
         f"Runtime: {config.runtime}; tasks: {len(plan.tasks)}",
         _capabilities_line(plan),
         f"Renderer: {plan.detection.line}",
@@ -93,7 +105,7 @@ def head_lines(plan: AnyPlan) -> list[str]:
     ]
 
 
-def model_lines(plan: AnyPlan, confirmation: Confirmation) -> list[str]:
+def model_lines(plan: AnyPlan, values: Mapping[str, str], confirmation: Confirmation) -> list[str]:
     """The model and who trains it, where that was confirmed."""
     length = f"max_seq_len {plan.config.model.max_seq_len}"
     if plan.scope.is_own:
@@ -101,6 +113,9 @@ def model_lines(plan: AnyPlan, confirmation: Confirmation) -> list[str]:
     if plan.scope.is_remote:
         url = plan.config.compute.trainer_url
         return [f"Remote: {url}; model {plan.model.name}; {length}"]
+    if plan.scope.is_tinker:
+        url = values.get(TINKER_URL_VARIABLE) or TINKER_URL
+        return [f"Tinker: {url}; model {plan.model.name}; {length}"]
     if plan.scope.is_hosted:
         if not confirmation.is_confirmed:
             return []
@@ -167,11 +182,25 @@ def engine_warnings(
             "the embedded engine needs the extra 'local', which is not installed; `loops run` "
             'needs it: run `uv add "loops-cookbook[local]"`'
         ]
+    engines = engines_of(plan.scope, values)
+    found = list(ignored(plan.config, engines))
     if plan.scope.is_hosted:
-        return [*_unconfirmed(plan, values, confirmation), *_ignored(plan)]
+        return [*_unconfirmed(plan, values, confirmation), *found]
     if plan.scope.is_remote:
-        return [*_keyless(plan, values), *_ignored(plan)]
-    return []
+        return [*_keyless(plan, values), *found]
+    if plan.scope.is_tinker:
+        client = client_warning(engines, installed_client())
+        return [*_without_tinker_key(values), *([client] if client else []), *found]
+    return found
+
+
+def _without_tinker_key(values: Mapping[str, str]) -> list[str]:
+    if values.get(TINKER_KEY_VARIABLE):
+        return []
+    return [
+        f"{TINKER_KEY_VARIABLE}: neither the environment nor .env has it; `loops run` needs it, so "
+        "set it (SkyRL takes any that begins with tml-)"
+    ]
 
 
 def _keyless(plan: AnyPlan, values: Mapping[str, str]) -> list[str]:
@@ -190,18 +219,6 @@ def _unconfirmed(plan: AnyPlan, values: Mapping[str, str], confirmation: Confirm
     return [
         f"{plan.model.name} at max_seq_len {plan.config.model.max_seq_len} was not confirmed: "
         f"{confirmation.why_not}{needs}"
-    ]
-
-
-def _ignored(plan: AnyPlan) -> list[str]:
-    """Keys that nobody but the embedded engine under this command is told of."""
-    found: list[str] = []
-    if "lora_alpha" in plan.config.model.model_fields_set:
-        found.append("model.lora_alpha")
-    if "seed" in plan.config.model.model_fields_set and plan.scope.is_remote:
-        found.append("model.seed")
-    return [
-        f"{key}: the service sets its own and is not told of this one; remove it" for key in found
     ]
 
 

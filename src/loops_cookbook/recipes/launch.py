@@ -17,11 +17,19 @@ from loops_cookbook.recipes.own_service import OwnService, open_own_service
 from loops_cookbook.recipes.plan import Plan
 from loops_cookbook.recipes.plans import AnyPlan
 from loops_cookbook.recipes.producers import open_judges, require_keys
-from loops_cookbook.recipes.scope import KEY_VARIABLE, TEAM_VARIABLE, URL_VARIABLE, WAYS_OUT
+from loops_cookbook.recipes.scope import (
+    KEY_VARIABLE,
+    TEAM_VARIABLE,
+    TINKER_KEY_VARIABLE,
+    TINKER_URL,
+    TINKER_URL_VARIABLE,
+    URL_VARIABLE,
+    WAYS_OUT,
+)
 from loops_cookbook.rundir.layout import RunFolder
 from loops_cookbook.services.base import Service, ServiceContext
 from loops_cookbook.services.command import EngineOptions
-from loops_cookbook.services.extras import LOCAL, is_installed
+from loops_cookbook.services.extras import LOCAL, TINKER, is_installed
 from loops_cookbook.services.gather import loop_settled
 
 Settle: TypeAlias = Callable[[], Awaitable[None]]
@@ -41,6 +49,8 @@ def require_service(plan: AnyPlan, values: Mapping[str, str]) -> None:
             raise MissingExtra("the embedded engine (scope local)", "local")
     elif plan.scope.is_remote:
         _remote_key(plan, values)
+    elif plan.scope.is_tinker:
+        _require_tinker(values)
     elif plan.scope.is_hosted and not values.get(KEY_VARIABLE):
         raise UsageError(
             f"model.name: {plan.model.name!r} is not on this machine, and hosted Loops needs "
@@ -89,6 +99,8 @@ async def open_service(
         opened = _local(plan, folder, settle)
     elif plan.scope.is_remote:
         opened = _remote(plan, folder, _remote_key(plan, values), settle)
+    elif plan.scope.is_tinker:
+        opened = _tinker(plan, folder, values, settle)
     else:
         opened = _hosted(plan, folder, values, settle)
     async with opened as service:
@@ -155,6 +167,31 @@ def _hosted(plan: AnyPlan, folder: RunFolder, values: Mapping[str, str], settle:
         base_url=values.get(URL_VARIABLE) or HOSTED_URL,
         settle=settle,
     )
+
+
+def _tinker(plan: AnyPlan, folder: RunFolder, values: Mapping[str, str], settle: Settle) -> Opened:
+    from loops_cookbook.services.tinker import TinkerOptions, tinker_service
+
+    model = plan.config.model
+    options = TinkerOptions(
+        base_url=values.get(TINKER_URL_VARIABLE) or TINKER_URL,
+        api_key=values[TINKER_KEY_VARIABLE],
+        model=plan.model.name,
+        lora_rank=model.lora_rank,
+        seed=model.seed,
+        run_id=folder.root.name,
+    )
+    return tinker_service(options, settle=settle)
+
+
+def _require_tinker(values: Mapping[str, str]) -> None:
+    if not is_installed(TINKER):
+        raise MissingExtra('[compute] scope = "tinker"', "tinker")
+    if not values.get(TINKER_KEY_VARIABLE):
+        raise UsageError(
+            f"{TINKER_KEY_VARIABLE}: neither the environment nor .env has it; set it to the key of "
+            "the service (SkyRL takes any that begins with tml-)"
+        )
 
 
 def _remote_key(plan: AnyPlan, values: Mapping[str, str]) -> str | None:

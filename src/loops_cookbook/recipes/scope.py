@@ -13,13 +13,18 @@ from typing import Literal, TypeAlias, cast
 from loops_cookbook.config.shared import SCOPES
 from loops_cookbook.errors import ConfigError
 
-Scope: TypeAlias = Literal["local", "remote", "serverless", "dedicated", "own"]
+Scope: TypeAlias = Literal["local", "remote", "serverless", "dedicated", "tinker", "own"]
 
 SCOPE_VARIABLE = "BASETEN_LOOPS_SCOPE"
 KEY_VARIABLE = "BASETEN_API_KEY"
 URL_VARIABLE = "LOOPS_BASE_URL"
 """Another control plane than that of hosted Loops."""
 TEAM_VARIABLE = "LOOPS_TEAM"
+TINKER_KEY_VARIABLE = "TINKER_API_KEY"
+TINKER_URL_VARIABLE = "TINKER_BASE_URL"
+"""Another service than that of Thinking Machines."""
+TINKER_URL = "https://tinker.thinkingmachines.dev/services/tinker-prod"
+"""That of Thinking Machines, as its SDK has it."""
 CONFIGURED = "[compute] scope"
 """The source of a scope that the config names."""
 
@@ -56,6 +61,11 @@ class Chosen:
     def is_hosted(self) -> bool:
         """Whether hosted Loops trains."""
         return self.scope in (None, "serverless", "dedicated")
+
+    @property
+    def is_tinker(self) -> bool:
+        """Whether a service with the Tinker API trains."""
+        return self.scope == "tinker"
 
     @property
     def is_own(self) -> bool:

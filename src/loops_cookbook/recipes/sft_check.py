@@ -31,7 +31,7 @@ def sft_check_report(
     return CheckReport(
         lines=(
             *head_lines(plan),
-            *model_lines(plan, confirmation),
+            *model_lines(plan, values, confirmation),
             f"Renderer: {plan.detection.line}",
             f"Images: {images_told(plan)}",
             f"Data: {_counted(plan.train)}",

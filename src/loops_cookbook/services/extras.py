@@ -4,6 +4,8 @@ from importlib.util import find_spec
 
 LOCAL = ("torch", "transformers", "peft", "safetensors", "starlette", "uvicorn")
 """Of the extra `local`: what the embedded engine needs."""
+TINKER = ("tinker",)
+"""Of the extra of that name: the SDK of the Tinker API."""
 
 
 def is_installed(modules: tuple[str, ...]) -> bool:

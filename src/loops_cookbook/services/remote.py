@@ -86,7 +86,7 @@ async def remote_loops(
     ):
         for transport in dict.fromkeys((to_trainer.base_url, to_sampler.base_url)):
             at = to_trainer if transport == to_trainer.base_url else to_sampler
-            await _answering(at, f"/health?base_model={quote(options.model, safe='')}")
+            await answering(at, f"/health?base_model={quote(options.model, safe='')}")
         engine = await _version(to_trainer)
         trainer = HttpTrainer(to_trainer, model=options.model, run_id=options.run_id)
         await trainer.init_trainer(options.lora_rank)
@@ -105,8 +105,20 @@ async def remote_loops(
             )
 
 
-async def _answering(transport: Transport, path: str) -> None:
-    """Wait until a server says that it is well."""
+async def answering(
+    transport: Transport, path: str, *, mend: str = "the addresses in [compute]"
+) -> None:
+    """Wait until a server says that it is well.
+
+    Args:
+        transport: to it.
+        path: what to ask it.
+        mend: what to look at where it does not.
+
+    Raises:
+        ServiceUnavailable: nobody answers there.
+        ServiceRefused: the server has another model, or wants another key.
+    """
     began, told = anyio.current_time(), ""
     while True:
         try:
@@ -118,13 +130,11 @@ async def _answering(transport: Transport, path: str) -> None:
                 return
             reason = f"GET {transport.base_url}{path} answered {answer.status}: {detail(answer)}"
             if answer.status in (401, 403, 422):
-                raise ServiceRefused(
-                    f"{transport.without_key(reason)}: see [compute] in the config"
-                )
+                raise ServiceRefused(f"{transport.without_key(reason)}: see {mend}")
         if anyio.current_time() - began > READY_SECONDS:
             raise ServiceUnavailable(
                 f"{transport.without_key(reason)} (tried for {READY_SECONDS:.0f} s): see that the "
-                "server runs, and the addresses in [compute]"
+                f"server runs, and {mend}"
             )
         if reason != told:
             logger.warning("waiting for %s: %s", transport.base_url, transport.without_key(reason))

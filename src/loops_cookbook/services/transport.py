@@ -36,6 +36,8 @@ it makes must not be made twice. `probe`: whether a server is there; any answer 
 completion of an OpenAI-compatible API, which may take as long as it takes too."""
 
 KEY_SCHEME = "Api-Key "
+KEY_HEADERS = ("Authorization", "X-API-Key")
+"""Where a key stands: with its scheme before it, or alone."""
 MAX_CONNECTIONS = 0
 """No limit: how many calls there are at once is for `[concurrency]` and the agents to say, and a
 pool that is narrower makes them wait unseen. (None would be aiohttp's own limit, 100.)"""
@@ -311,8 +313,10 @@ class Transport:
 
     def without_key(self, text: str) -> str:
         """A server may repeat the key in what it says of it."""
-        _, _, key = self._client.headers.get("authorization", "").partition(" ")
-        return text.replace(key, "[key]") if key else text
+        for header in KEY_HEADERS:
+            if key := self._client.headers.get(header, "").removeprefix(KEY_SCHEME):
+                text = text.replace(key, "[key]")
+        return text
 
 
 @lru_cache(maxsize=64)

@@ -1,0 +1,210 @@
+"""One adapter over the Tinker API: trained, published, and sampled as it was published last.
+
+An update is one forward_backward and one optim_step, sent one after the other before either is
+answered. There are no floors: a sample is drawn from the weights that were published last, and
+the first are published before any are trained, as version 0.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import anyio.lowlevel
+import numpy as np
+
+from loops_cookbook.errors import ServiceRefused
+from loops_cookbook.learning.datums import Datum
+from loops_cookbook.learning.losses import cispo, importance_sampling, ppo
+from loops_cookbook.services.base import AdamParams, LossSpec, SampleParams, StepResult
+from loops_cookbook.services.tinker_sdk import (
+    ForwardBackwardOutput,
+    SampleResponse,
+    SamplingClient,
+    Sdk,
+    ServiceClient,
+    TrainingClient,
+)
+from loops_cookbook.services.tinker_server import TinkerServer
+from loops_cookbook.tokens import Ids, Logprobs, SampledTokens, ids_of, logprobs_of
+
+WEIGHTS_SECONDS = 7 * 24 * 3600
+"""For which weights that were sampled are kept, where the service heeds it."""
+SEEDS = 2**30
+"""SkyRL adds a completion's index to the seed, and the sum must fit 32 bits."""
+
+LOSSES = {"importance_sampling": importance_sampling, "ppo": ppo, "cispo": cispo}
+"""What means the same there under the same name."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Published:
+    """Weights that can be sampled."""
+
+    version: int
+    client: SamplingClient
+
+
+class TinkerTrainer:
+    """A `Trainer` over the Tinker API.
+
+    Args:
+        server: where it is.
+        client: makes what samples the published weights.
+        training: of the run's own adapter.
+    """
+
+    def __init__(
+        self, server: TinkerServer, client: ServiceClient, training: TrainingClient
+    ) -> None:
+        self._server = server
+        self._client = client
+        self._training = training
+        self._applied: tuple[str, StepResult] | None = None
+        """The last update and its key."""
+        self._published: _Published | None = None
+
+    @property
+    def published(self) -> _Published:
+        """What was published last."""
+        assert self._published is not None, "the first weights are published before any sample"
+        return self._published
+
+    async def train(
+        self, batch: Sequence[Datum], loss: LossSpec, adam: AdamParams, *, key: str
+    ) -> StepResult:
+        """Take one optimizer step on a batch.
+
+        The loss is computed here, from the trainer's log-probabilities: services tell it in units
+        of their own, or not at all.
+        """
+        if loss.name not in LOSSES:
+            raise ServiceRefused(f"loss {loss.name!r}: Tinker is sent {', '.join(LOSSES)} only")
+        if self._applied is not None and self._applied[0] == key:
+            return self._applied[1]
+        rows: list[object] = []
+        for datum in batch:
+            rows.append(_row(self._server.sdk, datum))
+            await anyio.lowlevel.checkpoint()
+        config = {name: float(value) for name, value in loss.config.items()}
+        with self._server.told("an update"):
+            forward = await self._training.forward_backward_async(rows, loss.name, config or None)
+            step = await self._training.optim_step_async(
+                self._server.sdk.AdamParams(**asdict(adam))
+            )
+            output = await forward.result_async()
+            stepped = await step.result_async()
+            logprobs = _logprobs(output, batch)
+        metrics = {name.rpartition("/")[2]: v for name, v in (stepped.metrics or {}).items()}
+        result = StepResult(_loss(loss, batch, logprobs), logprobs, metrics)
+        self._applied = key, result
+        return result
+
+    async def publish(self, *, key: str) -> int:
+        """Hand the current weights to the sampler; the version that it will serve."""
+        return await self._publish(key, self.published.version + 1)
+
+    async def publish_first(self) -> int:
+        """Hand over the weights as they are before any training, which is version 0.
+
+        Of the base model by its name, which would be the same, not every SkyRL can sample.
+        """
+        return await self._publish("start", 0)
+
+    async def _publish(self, key: str, version: int) -> int:
+        with self._server.told("publishing the weights"):
+            saving = await self._training.save_weights_for_sampler_async(
+                f"{key}-v{version}", ttl_seconds=WEIGHTS_SECONDS
+            )
+            path = (await saving.result_async()).path
+            client = await self._client.create_sampling_client_async(model_path=path)
+        self._published = _Published(version, client)
+        return version
+
+
+class TinkerSampler:
+    """A `Sampler` over the Tinker API, of what a trainer published last."""
+
+    def __init__(self, server: TinkerServer, trainer: TinkerTrainer) -> None:
+        self._server = server
+        self._trainer = trainer
+
+    async def sample(
+        self,
+        prompt_ids: Ids,
+        params: SampleParams,
+        *,
+        n: int = 1,
+        min_policy_version: int = 0,
+        affinity_key: str | None = None,
+    ) -> tuple[SampledTokens, ...]:
+        """Draw `n` completions of one prompt from the weights that were published last."""
+        published = self._trainer.published
+        if published.version < min_policy_version:
+            raise ServiceRefused(
+                f"policy version {min_policy_version} was asked for and {published.version} is "
+                "published"
+            )
+        sdk = self._server.sdk
+        settings = sdk.SamplingParams(**_settings(params))
+        with self._server.told("a sample"):
+            response = await published.client.sample_async(
+                sdk.ModelInput.from_ints(prompt_ids.tolist()), n, settings
+            )
+            return _completions(response, n, published.version)
+
+
+def _settings(params: SampleParams) -> dict[str, object]:
+    if params.stop and params.stop_token_ids:
+        raise ServiceRefused(
+            f"sampling.stop: a Tinker service ends a reply at strings or at token ids, not at both "
+            f"({', '.join(map(repr, params.stop))} and the ids that the renderer needs); remove it"
+        )
+    return {
+        "max_tokens": params.max_tokens,
+        "temperature": params.temperature,
+        "top_p": params.top_p,
+        "top_k": params.top_k or -1,
+        "stop": list(params.stop or params.stop_token_ids) or None,
+        "seed": None if params.seed is None else params.seed % SEEDS,
+    }
+
+
+def _completions(response: SampleResponse, n: int, version: int) -> tuple[SampledTokens, ...]:
+    if len(response.sequences) != n:
+        raise ServiceRefused(f"a sample has {len(response.sequences)} of the {n} asked for")
+    made: list[SampledTokens] = []
+    for sequence in response.sequences:
+        if sequence.logprobs is None:
+            raise ServiceRefused("a sample has no logprobs, which training needs")
+        ids, logprobs = ids_of(sequence.tokens), logprobs_of(sequence.logprobs)
+        stop = "stop" if sequence.stop_reason == "stop" else "length"
+        made.append(SampledTokens(ids, logprobs, stop, version))
+    return tuple(made)
+
+
+def _row(sdk: Sdk, datum: Datum) -> object:
+    if datum.logprobs is None or datum.advantages is None:
+        raise ServiceRefused("a row without logprobs and advantages is no row of a policy's loss")
+    return sdk.Datum(
+        model_input=sdk.ModelInput.from_ints(datum.input_ids.tolist()),
+        loss_fn_inputs={
+            "target_tokens": datum.target_ids.astype(np.int64),
+            "logprobs": datum.logprobs.astype(np.float32),
+            "advantages": datum.advantages.astype(np.float32),
+        },
+    )
+
+
+def _logprobs(output: ForwardBackwardOutput, batch: Sequence[Datum]) -> tuple[Logprobs, ...]:
+    told = tuple(logprobs_of(row["logprobs"].data) for row in output.loss_fn_outputs)
+    if [len(logprobs) for logprobs in told] != [len(datum.input_ids) for datum in batch]:
+        raise ServiceRefused("the trainer's logprobs are not one for each position sent")
+    return told
+
+
+def _loss(loss: LossSpec, batch: Sequence[Datum], logprobs: Sequence[Logprobs]) -> float:
+    compute, total = LOSSES[loss.name], 0.0
+    for datum, own in zip(batch, logprobs, strict=True):
+        assert datum.logprobs is not None, "it was sent"
+        assert datum.advantages is not None, "it was sent"
+        total += compute(own, datum.logprobs, datum.advantages, **loss.config).total
+    return total
