@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
@@ -28,6 +29,12 @@ values = st.recursive(
     max_leaves=6,
 )
 rows_of_any_kind = st.lists(st.dictionaries(any_text, values, max_size=4), max_size=5)
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    x: float
+    y: str
 
 
 def rows_in(path: Path) -> list[dict[str, object]]:
@@ -136,7 +143,10 @@ def test_text_with_line_separators_stays_one_row(tmp_path: Path) -> None:
             {"x": 0.5, "y": [0, 1], "z": None},
         ),
         ({"x": "\\\ud83d\\"}, {"x": "\\\ud83d\\"}),
-        ({(1, 2): {"a"}}, {"(1, 2)": "{'a'}"}),
+        ({(1, 2): {"a"}, "c": 1 + 2j}, {"1,2": ["a"], "c": "1+2j"}),
+        ({"x": Point(0.5, "a")}, {"x": {"x": 0.5, "y": "a"}}),
+        ({"x": Point(0.5, "\ud83d")}, {"x": {"x": 0.5, "y": "\ud83d"}}),
+        ({"x": [object], "half": "\ud83d"}, {"x": ["<class 'object'>"], "half": "\ud83d"}),
         (MappingProxyType({"x": (1, 2)}), {"x": [1, 2]}),
     ],
 )

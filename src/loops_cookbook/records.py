@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache
 from statistics import fmean
-from typing import Literal, Protocol, Self, TypeAlias, cast
+from typing import Literal, Protocol, Self, TypeAlias
 
 from loops_cookbook.attempts import (
     Attempt,
@@ -39,11 +39,12 @@ Level: TypeAlias = Literal["debug", "info", "warning", "error"]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What all rows share: their JSON form."""
+    """What all rows share: their JSON form, as `journal.encode` takes it."""
 
     def to_json(self) -> Json:
-        """One object, a key for each field; dataclasses inside it likewise."""
-        return _by_field(self)
+        """One object, a key for each field; a dataclass inside it is written likewise."""
+        # `dataclasses.asdict` would copy every container inside, at ten times the cost.
+        return {name: getattr(self, name) for name in _names(type(self))}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -344,27 +345,6 @@ def spread(values: Iterable[float]) -> float:
     return math.sqrt(math.fsum((number - mean) ** 2 for number in numbers) / (len(numbers) - 1))
 
 
-def jsonable(value: object) -> object:
-    """A value as `journal.encode` takes it: rows, flags and timings become objects."""
-    if type(value) in _AS_THEY_ARE:
-        return value
-    if isinstance(value, Row):
-        return value.to_json()
-    if isinstance(value, Flags | Timing):
-        return _by_field(value)
-    if isinstance(value, tuple):
-        return [jsonable(inner) for inner in cast(tuple[object, ...], value)]
-    return value
-
-
-_AS_THEY_ARE = frozenset({str, int, float, bool, type(None), dict})
-
-
-def _by_field(row: Row | Flags | Timing) -> Json:
-    # `dataclasses.asdict` would copy every container inside, at ten times the cost.
-    return {name: jsonable(getattr(row, name)) for name in _names(type(row))}
-
-
 @cache
-def _names(row: type[Row | Flags | Timing]) -> tuple[str, ...]:
+def _names(row: type[Row]) -> tuple[str, ...]:
     return tuple(item.name for item in fields(row))

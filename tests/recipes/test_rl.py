@@ -26,6 +26,7 @@ from loops_cookbook.records import (
     RunStatus,
     StepRow,
 )
+from loops_cookbook.services.gather import GatheringSampler
 from loops_cookbook.testing import Line, RecordingTrainer, ScriptedSampler, ScriptedService
 from loops_cookbook.testing.scripted import Script, Step
 
@@ -153,6 +154,38 @@ async def test_advantages_are_centred_in_each_group_and_only_sampled_tokens_carr
         assert {abs(value) for value in firsts} == {0.5}
         for datum in sent.batch:
             assert np.all((datum.advantages != 0) == (datum.logprobs != 0))
+
+
+class CountsRequests(ScriptedSampler):
+    """Keeps how many completions each request asked for, by its group."""
+
+    def __init__(self, script: Script) -> None:
+        super().__init__(script, seconds=1)
+        self.requests: dict[str | None, list[int]] = {}
+
+    async def sample(self, prompt_ids, params, *, n=1, affinity_key=None, **rest):
+        self.requests.setdefault(affinity_key, []).append(n)
+        return await super().sample(prompt_ids, params, n=n, affinity_key=affinity_key, **rest)
+
+
+class Gathers(ScriptedService):
+    @asynccontextmanager
+    async def __call__(self) -> AsyncIterator["Gathers"]:
+        async with super().__call__(), GatheringSampler(self.sampler) as sampler:
+            self.sampler = sampler
+            yield self
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+async def test_the_calls_of_a_group_leave_as_one_request(runnable, mode: str) -> None:
+    """Also where groups start one by one, in the place of others that taught nothing."""
+    sampler = CountsRequests(BeesAreEasy())
+    service = Gathers(sampler, RecordingTrainer(sampler))
+    notebook = await run(runnable(f'training.mode="{mode}"'), service)
+
+    assert not all(row.usable for row in notebook.groups)
+    groups = {f"train-{row.group}" for row in notebook.rollouts}
+    assert sampler.requests == {key: [4] for key in groups}
 
 
 async def test_a_group_without_variance_is_replaced_and_never_trained(runnable) -> None:

@@ -11,7 +11,7 @@ import anyio
 from pydantic import BaseModel
 
 from loops_cookbook.attempts import Attempt, Call, Scalar
-from loops_cookbook.rollouts.attempt import GroupStart
+from loops_cookbook.rollouts.attempt import Finished, GroupStart, run_attempts
 from loops_cookbook.rollouts.keeper import Keeper, open_keeper
 from loops_cookbook.rollouts.limits import Limits
 from loops_cookbook.rollouts.trial import AttemptContext, AttemptRules, SamplingTerms
@@ -181,3 +181,21 @@ async def ignore_cancellation(until: anyio.Event, step: float = 1) -> None:
             # Else virtual time would never go on.
             with anyio.CancelScope(shield=True):
                 await anyio.sleep(step)
+
+
+async def run_attempt(
+    context: AttemptContext,
+    start: GroupStart,
+    index: int,
+    *,
+    on_end: Callable[[Finished], None] = lambda finished: None,
+) -> Finished:
+    """Run a single attempt; its end."""
+    ended: list[Finished] = []
+
+    def end(finished: Finished) -> None:
+        ended.append(finished)
+        on_end(finished)
+
+    await run_attempts(context, start, [index], on_end=end)
+    return ended[0]

@@ -12,14 +12,15 @@ from tests.rollouts.doubles import (
     PlayRuntime,
     World,
     ignore_cancellation,
+    run_attempt,
     start,
     world,
 )
 
 from loops_cookbook.attempts import Attempt, Fate
 from loops_cookbook.errors import Discard, EngineDied, ServiceUnavailable
-from loops_cookbook.rollouts.attempt import Finished, run_attempt
-from loops_cookbook.rollouts.keeper import Job
+from loops_cookbook.rollouts.attempt import Finished
+from loops_cookbook.rollouts.jobs import Job
 from loops_cookbook.rollouts.limits import Limits
 from loops_cookbook.runtimes.base import Place, Slot
 from loops_cookbook.tasks import Task

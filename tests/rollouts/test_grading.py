@@ -8,7 +8,7 @@ import pytest
 
 from loops_cookbook.errors import ClockRanOut, Discard, EngineDied, GradeError
 from loops_cookbook.rollouts.grading import graded, reward_of, rewards_of
-from loops_cookbook.rollouts.keeper import HardDeadline
+from loops_cookbook.rollouts.jobs import HardDeadline
 from loops_cookbook.rollouts.limits import Limit, PhaseSlot
 
 NUMBERS = [0, 1, True, 0.5, -3, np.float32(0.5), np.int64(2), np.bool_(True), np.longdouble(1)]

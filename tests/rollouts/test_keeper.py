@@ -4,7 +4,8 @@ import anyio
 import pytest
 from tests.rollouts.doubles import ignore_cancellation
 
-from loops_cookbook.rollouts.keeper import STRAY_SECONDS, Job, Keeper, open_group, open_keeper
+from loops_cookbook.rollouts.jobs import Job
+from loops_cookbook.rollouts.keeper import STRAY_SECONDS, Keeper, open_group, open_keeper
 
 pytestmark = pytest.mark.anyio
 
@@ -60,6 +61,52 @@ async def test_what_a_job_raises_comes_out_where_it_is_waited_for() -> None:
     async with open_keeper() as keeper:
         with pytest.raises(LookupError, match="ours"):
             await keeper.outcome(job(), fail)
+
+
+async def test_an_error_of_one_job_cancels_those_it_is_waited_for_with() -> None:
+    released: list[float] = []
+
+    async def fail() -> None:
+        await anyio.sleep(1)
+        raise LookupError("ours")
+
+    async def hold() -> None:
+        try:
+            await anyio.sleep_forever()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await anyio.sleep(4)
+                released.append(anyio.current_time())
+
+    async with open_keeper() as keeper:
+        began = anyio.current_time()
+        with pytest.raises(LookupError, match="ours"):
+            await keeper.outcomes({job(): hold, job(): fail, job(): hold})
+        assert released == [began + 5] * 2
+        assert not keeper.jobs
+
+
+async def test_of_several_jobs_each_is_left_behind_at_its_own_hard_deadline() -> None:
+    """One timer looks at them all, and the next to pass may be the last that was started."""
+    left: list[tuple[str, float]] = []
+    until = anyio.Event()
+
+    def stubborn(name: str, seconds: float) -> Job:
+        def on_left() -> None:
+            left.append((name, anyio.current_time() - began))
+
+        made = Job(name, seconds=seconds, release_seconds=5, on_left=on_left)
+        made.hard.start()
+        return made
+
+    async with open_keeper() as keeper:
+        began = anyio.current_time()
+        jobs = [stubborn("a", 9), stubborn("b", 3), stubborn("c", 6)]
+        await keeper.outcomes({job: lambda: ignore_cancellation(until) for job in jobs})
+        assert left == [("b", 3), ("c", 6), ("a", 9)]
+        assert not await keeper.outcome(job(seconds=4), lambda: ignore_cancellation(until))
+        assert anyio.current_time() - began == 13
+        until.set()
 
 
 async def test_a_job_that_outlasts_its_hard_deadline_is_left_and_cancelled() -> None:

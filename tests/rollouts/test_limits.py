@@ -1,4 +1,5 @@
 import contextlib
+import math
 from itertools import pairwise
 
 import anyio
@@ -8,7 +9,7 @@ from anyio.lowlevel import checkpoint
 from trio.testing import MockClock
 
 from loops_cookbook.errors import Discard
-from loops_cookbook.rollouts.keeper import HardDeadline
+from loops_cookbook.rollouts.jobs import HardDeadline
 from loops_cookbook.rollouts.limits import Limit, Limits, LimitStatistics, PhaseSlot, Room
 from loops_cookbook.runtimes.base import Slot
 
@@ -191,21 +192,18 @@ async def test_a_slot_that_was_given_back_by_another_is_not_given_back_twice() -
 async def test_a_hard_deadline_stands_still_while_room_is_waited_for() -> None:
     limit, hard = Limit("sampling", 1), HardDeadline(5)
     room = Room(limit, hard)
-
-    async def work() -> None:
-        with hard.scope:
-            await anyio.sleep_forever()
-
+    expected: list[float] = []
+    hard.expect = expected.append
+    began = anyio.current_time()
     async with slot_of(limit, 100), anyio.create_task_group() as group:
-        group.start_soon(work)
-        await anyio.sleep(1)
         hard.start()
         await anyio.sleep(2)
-        with anyio.move_on_after(50):
-            await room.take()
-        assert hard.scope.deadline - anyio.current_time() == 3
-        await anyio.sleep(4)
-        assert hard.scope.cancelled_caught
+        group.start_soon(room.take)
+        await anyio.sleep(50)
+        assert hard.at == math.inf
+        group.cancel_scope.cancel()
+    assert hard.at == began + 2 + 50 + (5 - 2)
+    assert expected == [began + 5, hard.at]
 
 
 async def test_places_to_start_are_those_to_sample_and_those_ahead() -> None:

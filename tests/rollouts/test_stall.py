@@ -11,7 +11,7 @@ from tests.rollouts.doubles import CLOCKS, Play, PlayRuntime, World, start, task
 
 from loops_cookbook.records import Level
 from loops_cookbook.rollouts.group import run_group
-from loops_cookbook.rollouts.keeper import Job
+from loops_cookbook.rollouts.jobs import Job
 from loops_cookbook.rollouts.limits import Limits, LimitStatistics
 from loops_cookbook.rollouts.scheduler import Scheduler, ScheduleRules
 from loops_cookbook.rollouts.staleness import Gate

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from loops_cookbook.errors import RunFolderError
-from loops_cookbook.rundir.layout import RunFolder, locked, new_run_folder
+from loops_cookbook.rundir.layout import RunFolder, locked, new_run_folder, transcript_stem
 
 
 def test_a_run_folder_is_named_by_its_time_in_utc(tmp_path: Path) -> None:
@@ -46,13 +46,11 @@ def test_a_folder_that_cannot_be_made_is_refused_with_its_place(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("evaluation", "name"),
-    [("", "12-3.json"), ("held_out-1", "held_out-1-12-3.json"), ("a/b c-1", "a_b_c-1-12-3.json")],
+    ("evaluation", "stem"),
+    [("", "12-3"), ("held_out-1", "held_out-1-12-3"), ("a/b c-1", "a_b_c-1-12-3")],
 )
-def test_a_transcript_is_named_by_its_place(evaluation: str, name: str) -> None:
-    folder = RunFolder(Path("run"))
-
-    assert folder.transcript(12, 3, evaluation=evaluation) == Path("run/transcripts") / name
+def test_a_transcript_is_named_by_its_place(evaluation: str, stem: str) -> None:
+    assert transcript_stem(12, 3, evaluation=evaluation) == stem
 
 
 def test_a_run_that_another_process_writes_is_refused_until_that_process_ends(

@@ -100,7 +100,7 @@ def _key(name: str, table: ProducerTable, values: Mapping[str, str]) -> str | No
 
 
 def _is_here(host: str) -> bool:
-    from loops_cookbook.services.transport import is_loopback
+    from loops_cookbook.services.network import is_loopback
 
     return is_loopback(host)
 

@@ -88,8 +88,8 @@ def plan_sft(
     policy = find_policy(loaded, values, scope)
     if policy.scope.is_tinker:
         raise ConfigError(
-            f"{policy.scope.source}: scope 'tinker' trains on attempts alone (recipe \"rl\") in this "
-            "version; use another scope for rows"
+            f"{policy.scope.source}: scope 'tinker' trains on attempts alone (recipe \"rl\") in "
+            "this version; use another scope for rows"
         )
     train = _data_set(TRAIN_KEY, loaded.beside(data.train), loaded.config, policy.detection)
     held_out = None

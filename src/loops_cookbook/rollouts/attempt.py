@@ -2,19 +2,20 @@
 
 Whatever user code does, an attempt ends exactly once, with a reward or with the reason why it has
 none, and the run goes on; only the death of the engine ends more than the attempt. A try that
-failed is tried again on a new lease; every other end is final. What a try that was left behind
-still does is ignored.
+failed is tried again on a new lease; every other end is final. An attempt is one job of the Keeper,
+from its first try to its last; what it still does after it was left behind is ignored.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
-import anyio
 from pydantic import BaseModel
 
 from loops_cookbook.attempts import Attempt, Discarded, Fate, Flags, Timing
+from loops_cookbook.rollouts.jobs import Job
 from loops_cookbook.rollouts.order import CallSeeds
-from loops_cookbook.rollouts.trial import AttemptContext, Trial
+from loops_cookbook.rollouts.trial import AttemptContext, Trial, group_label, hard_deadline
 from loops_cookbook.runtimes.base import Lease, Place
 from loops_cookbook.tasks import Task
 from loops_cookbook.tokens import Sequence, sequences
@@ -39,48 +40,93 @@ class Finished:
     lease: Lease | None
 
 
-async def run_attempt(
+async def run_attempts(
     context: AttemptContext,
     start: GroupStart,
-    index: int,
+    indices: Iterable[int],
     *,
-    on_end: Callable[[Finished], None] | None = None,
-) -> Finished:
-    """Try until one try counts, or no more are allowed.
+    on_end: Callable[[Finished], None],
+) -> None:
+    """Run attempts of a group at once, each until one of its tries counts or no more are allowed.
 
     Args:
         context: what all attempts share; its own `on_end` is for the caller to tell.
         start: the group.
-        index: the attempt's place in the group.
-        on_end: told of the end, once, also where this raises.
+        indices: each attempt's place in the group.
+        on_end: told of the end of each, once, also where this raises.
 
     Raises:
         EngineDied: no model call can succeed any more.
     """
-    trials: list[Trial] = []
+    running = [_RunningAttempt(context, start, index, on_end) for index in indices]
+    try:
+        await context.keeper.outcomes({attempt.job: attempt.live for attempt in running})
+    except BaseException:  # reported, never kept
+        with ExitStack() as each:  # also where what is told of another one raises
+            for attempt in running:
+                each.callback(attempt.cut)
+        raise
 
-    def end() -> Finished:
-        finished = Finished(_attempt(start, index, trials, context.rules.max_seq_len), trial.lease)
-        if on_end is not None:
-            on_end(finished)
-        return finished
 
-    while True:
-        trial = Trial(context, start.task, _place(context, start, index, trial=len(trials)))
-        trials.append(trial)
-        try:
-            if not await context.keeper.outcome(trial.job, trial.live):
-                trial.leave_behind()
-        except anyio.get_cancelled_exc_class():
-            trial.cut()
-            end()
-            raise
-        if not trial.may_retry or len(trials) > context.rules.max_rollout_retries:
-            break
-    finished = end()
-    if trial.fatal is not None:
-        raise trial.fatal
-    return finished
+class _RunningAttempt:
+    """An attempt, and how far it came."""
+
+    def __init__(
+        self,
+        context: AttemptContext,
+        start: GroupStart,
+        index: int,
+        on_end: Callable[[Finished], None],
+    ) -> None:
+        clocks = context.rules.clocks
+        group = group_label(context.terms.purpose, start.serial, start.task)
+        self.job = Job(
+            f"attempt {index} of {group}",
+            seconds=hard_deadline(clocks, context.runtime.capabilities.grading_retries),
+            release_seconds=clocks.release_seconds,
+            on_left=self._leave_behind,
+        )
+        self._context = context
+        self._start = start
+        self._index = index
+        self._on_end = on_end
+        self._has_ended = False
+        self._trials = [self._new_trial(0)]
+
+    async def live(self) -> None:
+        """Try, and try again while that may do better; for the Keeper."""
+        rules = self._context.rules
+        while True:
+            trial = self._trials[-1]
+            await trial.live()
+            if self._has_ended:  # without it
+                return
+            if not trial.may_retry or len(self._trials) > rules.max_rollout_retries:
+                break
+            self._trials.append(self._new_trial(len(self._trials)))
+        self._end()
+        if trial.fatal is not None:
+            raise trial.fatal
+
+    def cut(self) -> None:
+        """End it, if that is yet to be done, as the end of the run finds it."""
+        if not self._has_ended:
+            self._trials[-1].cut()
+            self._end()
+
+    def _leave_behind(self) -> None:
+        self._trials[-1].leave_behind()
+        self._end()
+
+    def _new_trial(self, trial: int) -> Trial:
+        place = _place(self._context, self._start, self._index, trial=trial)
+        return Trial(self._context, self._start.task, place, self.job)
+
+    def _end(self) -> None:
+        self._has_ended = True
+        max_seq_len = self._context.rules.max_seq_len
+        attempt = _attempt(self._start, self._index, self._trials, max_seq_len)
+        self._on_end(Finished(attempt, self._trials[-1].lease))
 
 
 def never_begun(start: GroupStart, index: int) -> Attempt:

@@ -14,9 +14,9 @@ import anyio
 
 from loops_cookbook.attempts import Attempt, Discarded, Fate, Group
 from loops_cookbook.errors import ClockRanOut, EngineDied
-from loops_cookbook.rollouts.attempt import Finished, GroupStart, never_begun, run_attempt
+from loops_cookbook.rollouts.attempt import Finished, GroupStart, never_begun, run_attempts
 from loops_cookbook.rollouts.grading import graded, rewards_of
-from loops_cookbook.rollouts.keeper import Job, open_group
+from loops_cookbook.rollouts.jobs import Job
 from loops_cookbook.rollouts.limits import PhaseSlot
 from loops_cookbook.rollouts.trial import MARGIN_SECONDS, AttemptContext, group_label, ungraded
 from loops_cookbook.runtimes.base import Graded
@@ -67,11 +67,7 @@ class _RunningGroup:
 
     async def run(self) -> None:
         """Run the attempts, then the group grader."""
-        async with open_group() as group:
-            for index in range(self._size):
-                group.start_soon(
-                    partial(run_attempt, self._context, self._start, index, on_end=self._end)
-                )
+        await run_attempts(self._context, self._start, range(self._size), on_end=self._end)
         if self._to_grade:
             await self._grade()
 

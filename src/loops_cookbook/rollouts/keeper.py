@@ -1,35 +1,36 @@
-"""Who owns the tries of a run, and how long one may go on after its attempt.
+"""Who owns the attempts of a run, and how long one may go on after it was given up.
 
-Structured concurrency waits for every task, also for one that ignores cancellation. So a try is no
-child of its attempt: it is a job of the `Keeper`, which lives as long as the run, and the attempt
-waits for it until its hard deadline. Then the attempt goes on alone, the job is a *stray*, and
+Structured concurrency waits for every task, also for one that ignores cancellation. So an attempt
+is no child of its group: it is a job of the `Keeper`, which lives as long as the run, and the group
+waits for it until its hard deadline. Then the group goes on alone, the job is a *stray*, and
 whatever it still does is ignored. When the run ends, strays have a last while to end; after that
 `on_stuck` is told where they are.
 
-A hard deadline counts the seconds that a job works, not those that it waits for a slot.
+The Keeper watches over all hard deadlines with one timer, for almost none ever passes.
 """
 
 import logging
 import math
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import (
+    AsyncGenerator,
+    Callable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
+from contextlib import asynccontextmanager
 from typing import cast
 
 import anyio
 from anyio.abc import TaskGroup
-from anyio.lowlevel import checkpoint
 
-from loops_cookbook.rollouts.faults import caught
-from loops_cookbook.rollouts.frames import waits_at
+from loops_cookbook.rollouts.jobs import Job, Work
 
 logger = logging.getLogger(__name__)
 
 STRAY_SECONDS = 10.0
 """How long a job that was cancelled may take beyond its release clock before it is a stray, and
 how long strays have when the run ends."""
-
-REMINDER_SECONDS = 1.0
-"""Between two cancellations of a stray."""
 
 
 @asynccontextmanager
@@ -46,156 +47,106 @@ async def open_group() -> AsyncGenerator[TaskGroup]:
         raise first from first.__cause__
 
 
-class HardDeadline:
-    """The seconds that are left to a job, while it works."""
+class _Crew:
+    """Jobs that are waited for together."""
 
-    def __init__(self, seconds: float) -> None:
-        self.scope = anyio.CancelScope()
-        self._seconds = seconds
-
-    def start(self) -> None:
-        """The time runs from now on."""
-        self.scope.deadline = anyio.current_time() + self._seconds
-
-    @contextmanager
-    def standing_still(self) -> Generator[None]:
-        """The time does not run within the block."""
-        left = self.scope.deadline - anyio.current_time()
-        self.scope.deadline = math.inf
-        try:
-            yield
-        finally:
-            self.scope.deadline = anyio.current_time() + left
-
-
-class Job:
-    """A try, or the grading of a group, as whoever waits for it sees it.
-
-    Args:
-        label: what it is, for people.
-        seconds: its hard deadline.
-        release_seconds: how long it may take to end once it is cancelled.
-    """
-
-    def __init__(self, label: str, *, seconds: float, release_seconds: float) -> None:
-        self.label = label
-        self.hard = HardDeadline(seconds)
-        self.ended = anyio.Event()
-        self.phase = "waiting"
-        """What it does, in one word."""
-        self.since = anyio.current_time()
-        """When that began."""
-        self.progress: Callable[[], int] = int
-        """How far it is within the phase, in any unit: it moves when this changes."""
-        self._release_seconds = release_seconds
-        self._scope = anyio.CancelScope()
-        self._calm = anyio.CancelScope()
-        """Within the other: shielded, it keeps cancellation away for a while."""
+    def __init__(self, jobs: Iterable[Job]) -> None:
+        self._jobs = set(jobs)
+        """Those that have neither ended nor been left behind."""
         self._error: Exception | None = None
         self._was_ended = False
-        """By its owner, before it came to an end of its own."""
-        self._coroutine: Coroutine[object, object, None] | None = None
+        self._news = anyio.Event()
 
-    def enter(self, phase: str) -> None:
-        """It goes on to this phase."""
-        self.phase = phase
-        self.since = anyio.current_time()
+    def over(self, job: Job) -> None:
+        """One of them has ended, or was left behind; only the first of the two counts."""
+        if job not in self._jobs:
+            return
+        self._jobs.remove(job)
+        self._error = self._error or job.error
+        self._was_ended |= job.was_ended
+        if not self._jobs or job.error is not None:
+            self._news.set()
 
-    @property
-    def where(self) -> str:
-        """The line at which it waits."""
-        return waits_at(self._coroutine) or "an unknown line"
-
-    async def perform(self, work: Callable[[], Coroutine[object, object, None]]) -> None:
-        """Do the work; for the Keeper."""
-        coroutine = self._coroutine = work()
-        try:
-            with self._scope, self._calm:
-                self._error = await caught(lambda: coroutine)
-        except BaseException:
-            self._was_ended = True
-            raise
-        finally:
-            self.ended.set()
-            self._coroutine = None
-
-    async def remind(self) -> None:
-        """Cancel what ignores it now and then, until it ends; for the Keeper.
-
-        A scope cancels in every turn of the loop what is in it, and code that catches that and
-        waits again would take the whole of a CPU.
-        """
-        try:
-            while True:
-                self._calm.shield = True
-                with anyio.move_on_after(REMINDER_SECONDS):
-                    await self.ended.wait()
-                    return
-                self._calm.shield = False
-                await checkpoint()
-        finally:
-            if not self.ended.is_set():
-                self._calm.shield = True
-
-    async def outcome(self) -> bool:
-        """Wait for the end; False where the hard deadline came first. Cancels what is left.
-
-        Raises:
-            Exception: what the work raised.
-        """
-        try:
-            with self.hard.scope:
-                await self.ended.wait()
-            if self._was_ended:
-                await anyio.sleep_forever()  # what ended it is about to end this too
-        except anyio.get_cancelled_exc_class():
-            self._scope.cancel()
-            with anyio.move_on_after(self._release_seconds + STRAY_SECONDS, shield=True):
-                await self.ended.wait()
-            raise
+    async def wait(self) -> None:
+        """Wait for them all; raise what one of them raised as soon as it does."""
+        await self._news.wait()
         if self._error is not None:
             raise self._error
-        if self.ended.is_set():
-            return True
-        self._scope.cancel()
-        logger.warning(
-            "%s ignores cancellation in its %s, at %s; it is left behind: let cancellation pass "
-            "(never catch BaseException around an await), and bound what is shielded",
-            self.label,
-            self.phase,
-            self.where,
-        )
-        return False
+        if self._was_ended:
+            await anyio.sleep_forever()  # what ended it is about to end this too
+
+    async def end(self) -> None:
+        """Cancel those that are left, and wait until they have released what they hold."""
+        seconds = max((job.release_seconds for job in self._jobs), default=0.0) + STRAY_SECONDS
+        for job in self._jobs:
+            job.cancel()
+        with anyio.move_on_after(seconds, shield=True):
+            while self._jobs:
+                self._news = anyio.Event()
+                await self._news.wait()
 
 
 class Keeper:
     """The owner of a run's jobs; see `open_keeper`."""
 
     def __init__(self, group: TaskGroup) -> None:
-        self.jobs: set[Job] = set()
-        """Those that have not ended, strays included."""
+        self.jobs: dict[Job, _Crew] = {}
+        """Those that have not ended, strays included, each with those it is waited for with."""
         self._group = group
+        self._sleep = anyio.CancelScope()
+        """Its deadline is the next hard deadline that there is to look at."""
 
-    async def outcome(self, job: Job, work: Callable[[], Coroutine[object, object, None]]) -> bool:
-        """Do a job and wait for it; False where it had to be left behind.
+    async def outcomes(self, work: Mapping[Job, Work]) -> None:
+        """Do jobs at once, and wait until each has ended or had to be left behind.
 
-        Cancelling this cancels the job and waits until it has released what it holds.
+        Cancelling this cancels the jobs and waits until they have released what they hold; an error
+        of one of them does so to the others.
+
+        Raises:
+            Exception: what the work of one raised.
+        """
+        crew = _Crew(work)
+        for job, do in work.items():
+            self.jobs[job] = crew
+            job.hard.expect = self._expect
+            self._expect(job.hard.at)
+            self._group.start_soon(self._perform, job, do)
+        try:
+            await crew.wait()
+        except BaseException:  # passed on, once nothing of them is left
+            await crew.end()
+            raise
+
+    async def outcome(self, job: Job, work: Work) -> bool:
+        """Do one job; False where it had to be left behind.
 
         Raises:
             Exception: what the work raised.
         """
-        self.jobs.add(job)
-        self._group.start_soon(self._perform, job, work)
-        has_ended = await job.outcome()
-        if not has_ended:
-            self._group.start_soon(job.remind)
-        return has_ended
+        await self.outcomes({job: work})
+        return not job.is_stray
 
-    async def _perform(self, job: Job, work: Callable[[], Coroutine[object, object, None]]) -> None:
+    async def watch(self) -> None:
+        """Leave jobs behind at their hard deadlines, for as long as this runs."""
+        while True:
+            deadline = min((job.hard.at for job in self.jobs), default=math.inf)
+            with anyio.CancelScope(deadline=deadline) as self._sleep:
+                await anyio.sleep_forever()
+            now = anyio.current_time()
+            for job in [job for job in self.jobs if job.hard.at <= now]:
+                job.leave_behind()
+                self.jobs[job].over(job)
+                self._group.start_soon(job.remind)
+
+    def _expect(self, at: float) -> None:
+        if at < self._sleep.deadline:
+            self._sleep.deadline = at
+
+    async def _perform(self, job: Job, work: Work) -> None:
         try:
             await job.perform(work)
         finally:
-            self.jobs.discard(job)
+            self.jobs.pop(job).over(job)
 
 
 @asynccontextmanager
@@ -211,6 +162,7 @@ async def open_keeper(
     """
     async with open_group() as group:
         keeper = Keeper(group)
+        group.start_soon(keeper.watch)
         try:
             yield keeper
         finally:

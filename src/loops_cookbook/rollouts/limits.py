@@ -21,7 +21,7 @@ import anyio
 from anyio.lowlevel import checkpoint_if_cancelled
 
 from loops_cookbook.errors import Discard
-from loops_cookbook.rollouts.keeper import HardDeadline
+from loops_cookbook.rollouts.jobs import HardDeadline
 
 logger = logging.getLogger(__name__)
 

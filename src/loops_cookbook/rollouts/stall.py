@@ -17,7 +17,8 @@ import anyio
 
 from loops_cookbook.records import Level
 from loops_cookbook.rollouts.frames import users_line
-from loops_cookbook.rollouts.keeper import Job, Keeper
+from loops_cookbook.rollouts.jobs import Job
+from loops_cookbook.rollouts.keeper import Keeper
 from loops_cookbook.rollouts.limits import Limits, LimitStatistics
 
 STALL_SECONDS = 120.0
@@ -142,7 +143,7 @@ def _doing(job: Job) -> tuple[str, str]:
 
 def _is_queued(job: Job) -> bool:
     """Whether it waits for a slot, where its hard deadline stands still."""
-    return job.hard.scope.deadline == math.inf
+    return job.hard.at == math.inf
 
 
 def _told(phase: str, place: str, jobs: Sequence[Job], now: float) -> str:

@@ -1,7 +1,7 @@
 """One try of an attempt: lease, setup, run, grade, release, each under its clock.
 
-A try is a job of the Keeper and is looked at from outside: what it came to stands on it at any
-moment, so that a try which is cancelled, or left behind, still tells what is known. Of the scopes
+A try is looked at from outside: what it came to stands on it at any moment, so that a try which is
+cancelled, or left behind with its job, still tells what is known. Of the scopes
 that a lease may hold open, each closes in order: the setup clock lies around the lease, and the
 shield of its release is put up around it before the lease is left.
 """
@@ -24,7 +24,8 @@ from loops_cookbook.problems import one_line
 from loops_cookbook.records import TRAIN
 from loops_cookbook.rollouts.faults import caught, told
 from loops_cookbook.rollouts.grading import graded, reward_of
-from loops_cookbook.rollouts.keeper import Job, Keeper
+from loops_cookbook.rollouts.jobs import Job
+from loops_cookbook.rollouts.keeper import Keeper
 from loops_cookbook.rollouts.limits import Limits, PhaseSlot, Room
 from loops_cookbook.runtimes.base import Clocks, Lease, Place, Recorded, Runtime
 from loops_cookbook.services.base import SampleParams
@@ -81,10 +82,18 @@ class AttemptContext:
 
 
 class Trial:
-    """One try, and how far it came."""
+    """One try, and how far it came.
 
-    def __init__(self, context: AttemptContext, task: Task[BaseModel], place: Place) -> None:
-        clocks, grading = context.rules.clocks, context.runtime.capabilities.grading_retries
+    Args:
+        context: what all attempts share.
+        task: what it works at.
+        place: which try it is.
+        job: the attempt's, which it enters its phases in.
+    """
+
+    def __init__(
+        self, context: AttemptContext, task: Task[BaseModel], place: Place, job: Job
+    ) -> None:
         self.verdict: Verdict | None = None
         """What it came to, once that is known."""
         self.may_retry = False
@@ -95,22 +104,17 @@ class Trial:
         self.recorded = Recorded()
         self.started_at = time.time()
         self.timed_out = False
-        self.job = Job(
-            f"attempt {place.attempt} of {group_label(place.purpose, place.group, task)}",
-            seconds=hard_deadline(clocks, grading),
-            release_seconds=clocks.release_seconds,
-        )
-        self.job.progress = self._calls
         self._context = context
         self._task = task
         self._place = place
-        self._clocks = clocks
-        self._grading_tries = 1 + grading
+        self._job = job
+        self._clocks = clocks = context.rules.clocks
+        self._grading_tries = 1 + context.runtime.capabilities.grading_retries
         self._setup_clock = anyio.CancelScope()
         self._setup_seconds = 0.0
         self._manager: AbstractAsyncContextManager[Lease] | None = None
-        self._start = Room(context.limits.starting, self.job.hard)
-        self._sampling = PhaseSlot(context.limits.sampling, clocks.rollout_seconds, self.job.hard)
+        self._start = Room(context.limits.starting, job.hard)
+        self._sampling = PhaseSlot(context.limits.sampling, clocks.rollout_seconds, job.hard)
         self._grading: list[PhaseSlot] = []
 
     @property
@@ -129,11 +133,11 @@ class Trial:
 
     async def live(self) -> None:
         """Go from the lease to its release; for the Keeper."""
+        self._job.begin(self._calls)
         try:
             await self._start.take()
-            self.job.hard.start()
-            self.job.enter("setup")
-            self._setup_clock.deadline = anyio.current_time() + self._clocks.setup_seconds
+            self._job.hard.start()
+            self._setup_clock.deadline = self._job.enter("setup") + self._clocks.setup_seconds
             with self._setup_clock:
                 await self._hold_lease()
             # Not `cancelled_caught`: a release that its own clock cuts takes the place of the cut.
@@ -155,8 +159,8 @@ class Trial:
         if self.verdict is not None:
             return
         self._look()
-        fate = Fate.UNGRADED if self.job.phase == "grading" else Fate.FAILED
-        fault = f"{self.job.phase} ignored cancellation at {self.job.where}"
+        fate = Fate.UNGRADED if self._job.phase == "grading" else Fate.FAILED
+        fault = f"{self._job.phase} ignored cancellation at {self._job.where}"
         self.verdict = Discarded(fate, fault, ClockRanOut.__name__)
 
     def cut(self) -> None:
@@ -164,28 +168,26 @@ class Trial:
         self.give_back()
         if self.verdict is None or self.may_retry:
             self._look()
-            self.verdict = Discarded(Fate.CANCELLED, f"the run stopped during {self.job.phase}")
+            self.verdict = Discarded(Fate.CANCELLED, f"the run stopped during {self._job.phase}")
 
     async def _hold_lease(self) -> None:
-        began = anyio.current_time()
         with anyio.CancelScope() as life:
             lease = self.lease = await self._open()
             if lease is None:
                 return
             try:
                 is_ready = await self._setup(lease)
-                self._setup_seconds = anyio.current_time() - began
+                self._setup_seconds = anyio.current_time() - self._job.since
                 if is_ready and await self._run(lease):
                     await self._grade(lease)
             finally:
                 self.give_back()
-                self.job.enter("release")
                 life.shield = True
-                life.deadline = anyio.current_time() + self._clocks.release_seconds
+                life.deadline = self._job.enter("release") + self._clocks.release_seconds
                 await self._release()
         if life.cancelled_caught:
             late = _ran_out("release", self._clocks.release_seconds)
-            logger.warning("%s: %s; what it held may be left over", self.job.label, late)
+            logger.warning("%s: %s; what it held may be left over", self._job.label, late)
 
     async def _open(self) -> Lease | None:
         async def enter() -> Lease:
@@ -208,7 +210,7 @@ class Trial:
 
     async def _run(self, lease: Lease) -> bool:
         """Let the agent work; whether there is something to grade."""
-        self.job.enter("run")
+        self._job.enter("run")
         slot = self._sampling
         takes_slot_itself = "sampling" in self._context.runtime.capabilities.acquires
 
@@ -233,13 +235,13 @@ class Trial:
         return self.verdict is None
 
     async def _grade(self, lease: Lease) -> None:
-        self.job.enter("grading")
+        self._job.enter("grading")
         if not self._context.runtime.capabilities.grades_attempts:
             self.verdict = NOT_GRADED_YET
             return
         result = await graded(
             partial(lease.grade, timed_out=self.timed_out),
-            partial(reward_of, whose=self.job.label),
+            partial(reward_of, whose=self._job.label),
             self._grading_slot,
             self._grading_tries,
         )
@@ -252,7 +254,7 @@ class Trial:
 
     def _grading_slot(self) -> PhaseSlot:
         seconds = self._clocks.grading_seconds
-        slot = PhaseSlot(self._context.limits.grading, seconds, self.job.hard)
+        slot = PhaseSlot(self._context.limits.grading, seconds, self._job.hard)
         self._grading.append(slot)
         return slot
 
@@ -260,7 +262,7 @@ class Trial:
         assert self._manager is not None
         fault = await caught(partial(self._manager.__aexit__, None, None, None))
         if isinstance(fault, Exception):
-            logger.warning("%s: %s", self.job.label, told("release", fault))
+            logger.warning("%s: %s", self._job.label, told("release", fault))
 
     def _calls(self) -> int:
         return 0 if self.lease is None else len(self.lease.recorded().calls)
@@ -274,7 +276,7 @@ class Trial:
         if isinstance(error, Discard):
             self.verdict = dropped(error)
             return
-        logger.debug("%s: a try failed", self.job.label, exc_info=error)
+        logger.debug("%s: a try failed", self._job.label, exc_info=error)
         self.verdict = Discarded(Fate.FAILED, told(phase, error), type(error).__name__)
         self.fatal = error if isinstance(error, EngineDied) else None
         self.may_retry = self.fatal is None

@@ -74,10 +74,11 @@ class RunFolder:
         """Held by the process that writes the run."""
         return self.root / ".lock"
 
-    def transcript(self, group: int, attempt: int, *, evaluation: str = "") -> Path:
-        """The file of an attempt: `<group>-<attempt>.json`, the evaluation's name before it."""
-        before = re.sub(r"[^\w.-]", "_", f"{evaluation}-") if evaluation else ""
-        return self.transcripts / f"{before}{group}-{attempt}.json"
+
+def transcript_stem(group: int, attempt: int, *, evaluation: str = "") -> str:
+    """The name of an attempt's file, which ends in `.json`; the evaluation's name is before it."""
+    before = re.sub(r"[^\w.-]", "_", f"{evaluation}-") if evaluation else ""
+    return f"{before}{group}-{attempt}"
 
 
 def new_run_folder(output_dir: str | Path, cwd: Path, *, now: datetime | None = None) -> RunFolder:

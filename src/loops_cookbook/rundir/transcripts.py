@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from loops_cookbook.attempts import Call, Fate, Flags, Scalar, Timing
 from loops_cookbook.journal import Row, encode
 from loops_cookbook.messages import Message, Tool
-from loops_cookbook.records import SCHEMA_VERSION, Transcript, jsonable
+from loops_cookbook.records import SCHEMA_VERSION, Transcript
 from loops_cookbook.tokens import (
     Ids,
     Logprobs,
@@ -50,8 +50,8 @@ def transcript_text(transcript: Transcript) -> str:
     }
     course = {
         "tries": transcript.tries,
-        "flags": jsonable(transcript.flags),
-        "timing": jsonable(transcript.timing),
+        "flags": transcript.flags,
+        "timing": transcript.timing,
         "started_at": transcript.started_at,
     }
     lines = [

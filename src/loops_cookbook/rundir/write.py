@@ -16,7 +16,6 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from itertools import count
-from pathlib import Path
 from typing import Literal, Self, TypeAlias
 
 from loops_cookbook.attempts import Attempt
@@ -33,7 +32,7 @@ from loops_cookbook.records import (
     StepRow,
     Transcript,
 )
-from loops_cookbook.rundir.layout import RunFolder, locked
+from loops_cookbook.rundir.layout import RunFolder, locked, transcript_stem
 from loops_cookbook.rundir.transcripts import transcript_text
 
 Trace: TypeAlias = Literal["full", "samples", "off"]
@@ -63,6 +62,7 @@ class RunWriter:
         self._trace = trace
         self._now = now
         self._run: RunRow | None = None
+        self._transcripts_folder = str(folder.transcripts)  # joined once for each attempt
         self._transcripts: dict[tuple[str, int, int], str] = {}
         """Their names by purpose, group and attempt, until a row tells them."""
         self._taken: set[str] = set()
@@ -103,10 +103,11 @@ class RunWriter:
         """Write the attempt's transcript, if `trace` keeps it; never over another one."""
         if not self._keeps(attempt, purpose):
             return
-        path = self._free(self._transcript_of(attempt, purpose))
-        write_atomically(path, transcript_text(Transcript.of(attempt, purpose)))
-        self._taken.add(path.name)
-        self._transcripts[purpose, attempt.group, attempt.index] = path.name
+        name = self._free_name(attempt, purpose)
+        text = transcript_text(Transcript.of(attempt, purpose))
+        write_atomically(f"{self._transcripts_folder}/{name}", text)
+        self._taken.add(name)
+        self._transcripts[purpose, attempt.group, attempt.index] = name
 
     def group_settled(self, row: GroupRow) -> None:
         """Add a row to `groups.jsonl`."""
@@ -161,22 +162,20 @@ class RunWriter:
         write_atomically(self._folder.run, _indented(row.to_json()))
         self._run = row
 
-    def _transcript_of(self, attempt: Attempt, purpose: str) -> Path:
+    def _free_name(self, attempt: Attempt, purpose: str) -> str:
+        """The name of its transcript, with a number in it where another one has that name.
+
+        One has it where an attempt is made again under its old numbers, as a resumed run does.
+        """
         # Each evaluation of a set numbers its groups anew, so its own number is in the name.
         evaluation = "" if purpose == TRAIN else f"{purpose}-{self._evaluated[purpose] + 1}"
-        return self._folder.transcript(attempt.group, attempt.index, evaluation=evaluation)
-
-    def _free(self, path: Path) -> Path:
-        """The path, or one with a number after it where that is taken.
-
-        It is taken where an attempt is made again under its old numbers, as a resumed run does.
-        """
-        free = path
+        stem = transcript_stem(attempt.group, attempt.index, evaluation=evaluation)
+        name = f"{stem}.json"
         for number in count(2):
-            if free.name not in self._taken:
+            if name not in self._taken:
                 break
-            free = path.with_stem(f"{path.stem}.{number}")
-        return free
+            name = f"{stem}.{number}.json"
+        return name
 
     def _name_of(self, purpose: str, group: int, attempt: int) -> str | None:
         """The transcript of an attempt that is asked for once."""

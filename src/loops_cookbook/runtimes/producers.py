@@ -33,11 +33,13 @@ class Policy:
     limiter: anyio.CapacityLimiter | None = None
     """One thread for rendering; None renders where it is called."""
 
-    async def off_load(self, work: Callable[[], T]) -> T:
-        """Run tokenizer work off the event loop, one at a time."""
+    async def off_load(self, work: Callable[[], T], *, shield: bool = False) -> T:
+        """Run tokenizer work off the event loop, one at a time; no clock cuts it with `shield`."""
         if self.limiter is None:
             return work()
-        return await anyio.to_thread.run_sync(work, limiter=self.limiter)
+        with anyio.CancelScope(shield=shield):
+            return await anyio.to_thread.run_sync(work, limiter=self.limiter)
+        raise AssertionError("nothing cancels this scope itself")
 
 
 @dataclass(frozen=True, slots=True)

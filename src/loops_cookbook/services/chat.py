@@ -20,12 +20,12 @@ import httpx
 from loops_cookbook.errors import ServiceError, ServiceRefused
 from loops_cookbook.messages import MalformedToolCall, ToolCall, text_of
 from loops_cookbook.services.base import ChatAnswer, ChatRequest
+from loops_cookbook.services.network import sockets
 from loops_cookbook.services.transport import (
     Answer,
     Patience,
     Transport,
     detail,
-    http_client,
 )
 
 PATIENCE = Patience()
@@ -213,5 +213,5 @@ async def open_chat(
     headers = {"User-Agent": f"loops-cookbook/{version('loops-cookbook')}"}
     if settings.api_key is not None:
         headers["Authorization"] = f"Bearer {settings.api_key}"
-    async with http_client(settings.base_url, headers, network) as client:
-        yield HttpChat(Transport(client, settings.base_url, patience=patience), settings)
+    async with network or sockets(settings.base_url) as network:
+        yield HttpChat(Transport(network, settings.base_url, headers, patience=patience), settings)

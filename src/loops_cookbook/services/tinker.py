@@ -20,11 +20,12 @@ from pydantic_core import from_json, to_json
 from loops_cookbook.errors import MissingExtra, ModelError, ServiceError
 from loops_cookbook.services.base import Sampler, Trainer
 from loops_cookbook.services.gather import GatheringSampler, loop_settled
+from loops_cookbook.services.network import sockets
 from loops_cookbook.services.remote import answering
 from loops_cookbook.services.tinker_policy import TinkerSampler, TinkerTrainer
 from loops_cookbook.services.tinker_sdk import Sdk, ServiceClient, TrainingClient
 from loops_cookbook.services.tinker_server import HEALTH, TinkerServer
-from loops_cookbook.services.transport import Transport, http_client
+from loops_cookbook.services.transport import Transport
 
 logger = logging.getLogger(__name__)
 
@@ -79,8 +80,9 @@ async def tinker_service(
         ServiceError: the service refused, or was not there.
     """
     sdk = sdk or _installed_sdk()
-    async with http_client(options.base_url, {"X-API-Key": options.api_key}, network) as http:
-        server = TinkerServer(sdk, Transport(http, options.base_url))
+    headers = {"X-API-Key": options.api_key}
+    async with network or sockets(options.base_url) as carrier:
+        server = TinkerServer(sdk, Transport(carrier, options.base_url, headers))
         await answering(server.transport, HEALTH, mend="TINKER_BASE_URL and TINKER_API_KEY")
         await _require_model(server.transport, options.model)
         async with (

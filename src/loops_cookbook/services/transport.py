@@ -4,14 +4,16 @@
 after so long, or give up and with which error. `Transport.call` does what it says. The same
 headers and body leave on every try, so an idempotency key is kept. A call tries for at most
 `Patience.seconds`; how long a caller waits in all is the caller's own cancel scope. The API key
-stands in the client's headers and nowhere else: it is in no error, log line or repr.
+stands in the transport's headers and nowhere else: it is in no error, log line or repr.
+
+A request is handed to httpx's transport and not to its client: a third of a call would go into
+cookies, redirects and authentication, of which services use none.
 
 What is retried is the protocol's own list: servers that are still starting answer 400 or 404. A
 chat API has another one, and its own word on when to come back; a call of it also ends where the
 next try would begin after its caller's clock, so that the clock does not hide what went wrong.
 """
 
-import ipaddress
 import json
 import math
 import random
@@ -27,6 +29,7 @@ import anyio
 import httpx
 
 from loops_cookbook.errors import ServiceError, ServiceRefused, ServiceUnavailable
+from loops_cookbook.services.network import sockets
 
 Kind: TypeAlias = Literal["submit", "poll", "sample", "queue", "result", "control", "probe", "chat"]
 """`submit`: a trainer's operation, or a plain GET. `poll`: a wait for one's result, where 408
@@ -36,14 +39,8 @@ it makes must not be made twice. `probe`: whether a server is there; any answer 
 completion of an OpenAI-compatible API, which may take as long as it takes too."""
 
 KEY_SCHEME = "Api-Key "
-KEY_HEADERS = ("Authorization", "X-API-Key")
+KEY_HEADERS = ("authorization", "x-api-key")
 """Where a key stands: with its scheme before it, or alone."""
-MAX_CONNECTIONS = 0
-"""No limit: how many calls there are at once is for `[concurrency]` and the agents to say, and a
-pool that is narrower makes them wait unseen. (None would be aiohttp's own limit, 100.)"""
-KEEP_ALIVE_SECONDS = 60.0
-"""Idle connections are closed sooner than servers close them (our own: 120 s), so that no call
-leaves on one that is just being closed."""
 TIMEOUTS: Mapping[Kind, httpx.Timeout] = {
     "submit": httpx.Timeout(600.0, connect=10.0),
     "poll": httpx.Timeout(35.0, connect=10.0),
@@ -56,6 +53,7 @@ TIMEOUTS: Mapping[Kind, httpx.Timeout] = {
 }
 POLL_PAUSE_SECONDS = 2.0
 """Between tries of a poll that found no server."""
+_HEADERS = {"Accept": "*/*", "Accept-Encoding": "gzip, deflate"}
 MAX_PAUSE_SECONDS = 30.0
 MAX_RETRY_AFTER_SECONDS = 60.0
 MAX_DETAIL_CHARACTERS = 500
@@ -231,13 +229,15 @@ class Transport:
 
     def __init__(
         self,
-        client: httpx.AsyncClient,
+        network: httpx.AsyncBaseTransport,
         base_url: str,
+        headers: Mapping[str, str],
         *,
         patience: Patience = Patience(),
         guard: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        self._client = client
+        self._network = network
+        self._headers = httpx.Headers({**_HEADERS, **headers})  # its repr hides the key
         self._patience = patience
         self._guard = guard
         self.base_url = base_url.rstrip("/")
@@ -257,11 +257,13 @@ class Transport:
             ServiceUnavailable: no answer within the patience, or one that may change later.
             ServiceRefused: the server said no.
         """
+        sent = self._headers.copy()
+        sent.update(headers or {})
         with self._guard():
-            return await self._call(kind, method, path, body, dict(headers or {}))
+            return await self._call(kind, method, path, body, sent)
 
     async def _call(
-        self, kind: Kind, method: str, path: str, body: bytes | None, headers: dict[str, str]
+        self, kind: Kind, method: str, path: str, body: bytes | None, headers: httpx.Headers
     ) -> Answer:
         started = anyio.current_time()
         attempt = 1
@@ -286,16 +288,21 @@ class Transport:
             attempt += 1
 
     async def _try(
-        self, kind: Kind, method: str, path: str, body: bytes | None, headers: dict[str, str]
+        self, kind: Kind, method: str, path: str, body: bytes | None, headers: httpx.Headers
     ) -> Answer | httpx.RequestError:
+        request = httpx.Request(
+            method,
+            _url(self.base_url + path),
+            content=body,
+            headers=headers,
+            extensions={"timeout": TIMEOUTS[kind].as_dict()},
+        )
         try:
-            response = await self._client.request(
-                method,
-                _url(self.base_url + path),
-                content=body,
-                headers=headers,
-                timeout=TIMEOUTS[kind],
-            )
+            response = await self._network.handle_async_request(request)
+            try:
+                content = await response.aread()
+            finally:
+                await response.aclose()
         except httpx.RequestError as error:
             return error
         except Exception as error:
@@ -303,7 +310,7 @@ class Transport:
             if not type(error).__module__.startswith("aiohttp."):
                 raise
             return httpx.RemoteProtocolError(str(error))
-        return Answer(response.status_code, response.headers, response.content)
+        return Answer(response.status_code, response.headers, content)
 
     def _told(self, outcome: Answer | httpx.RequestError) -> str:
         """What came of a try, in short."""
@@ -314,7 +321,8 @@ class Transport:
     def without_key(self, text: str) -> str:
         """A server may repeat the key in what it says of it."""
         for header in KEY_HEADERS:
-            if key := self._client.headers.get(header, "").removeprefix(KEY_SCHEME):
+            key = self._headers.get(header, "").rpartition(" ")[2]
+            if key:
                 text = text.replace(key, "[key]")
         return text
 
@@ -360,37 +368,5 @@ async def open_transport(
     }
     if api_key is not None:
         headers["Authorization"] = f"{KEY_SCHEME}{api_key}"
-    async with http_client(base_url, headers, network) as client:
-        yield Transport(client, base_url, patience=patience, guard=guard)
-
-
-def http_client(
-    base_url: str, headers: Mapping[str, str], network: httpx.AsyncBaseTransport | None = None
-) -> httpx.AsyncClient:
-    """A client with room for `MAX_CONNECTIONS` calls at once; no call has a timeout by itself.
-
-    Proxies of the environment are used, but never for this machine itself.
-    """
-    if network is not None:
-        return httpx.AsyncClient(headers=headers, transport=network)
-    # httpx's own pool takes a time that grows with the square of the open connections.
-    from httpx_aiohttp import HttpxAiohttpClient
-
-    limits = httpx.Limits(max_connections=MAX_CONNECTIONS, keepalive_expiry=KEEP_ALIVE_SECONDS)
-    url = httpx.URL(base_url)
-    stays_here = is_loopback(url.host)
-    return HttpxAiohttpClient(
-        headers=headers,
-        limits=limits,
-        trust_env=not stays_here,
-        # Reading the system's certificates takes longer than a hundred calls.
-        verify=not stays_here or url.scheme == "https",
-    )
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a host of a URL is this machine."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost" or host.endswith(".localhost")
+    async with network or sockets(base_url) as network:
+        yield Transport(network, base_url, headers, patience=patience, guard=guard)

@@ -1,0 +1,52 @@
+"""What carries HTTP requests: sockets to one server, as many as there are calls at once.
+
+The answers and errors are httpx's, the sockets aiohttp's. Proxies of the environment are used, but
+never for this machine itself.
+"""
+
+import ipaddress
+from urllib.request import getproxies, proxy_bypass
+
+import httpx
+
+MAX_CONNECTIONS = 0
+"""No limit: how many calls there are at once is for `[concurrency]` and the agents to say, and a
+pool that is narrower makes them wait unseen. (None would be aiohttp's own limit, 100.)"""
+KEEP_ALIVE_SECONDS = 60.0
+"""Idle connections are closed sooner than servers close them (our own: 120 s), so that no call
+leaves on one that is just being closed."""
+
+
+def sockets(base_url: str) -> httpx.AsyncBaseTransport:
+    """What carries requests to a server; to be entered, and left when it is no longer needed."""
+    # httpx's own pool takes a time that grows with the square of the open connections.
+    from httpx_aiohttp import AiohttpTransport
+
+    url = httpx.URL(base_url)
+    stays_here = is_loopback(url.host)
+    return AiohttpTransport(
+        limits=httpx.Limits(max_connections=MAX_CONNECTIONS, keepalive_expiry=KEEP_ALIVE_SECONDS),
+        trust_env=not stays_here,
+        # Reading the system's certificates takes longer than a hundred calls.
+        verify=not stays_here or url.scheme == "https",
+        proxy=None if stays_here else _proxy(url),
+    )
+
+
+def _proxy(url: httpx.URL) -> httpx.Proxy | None:
+    """The proxy that the environment puts before a server."""
+    if proxy_bypass(url.netloc.decode()):
+        return None
+    proxies = getproxies()
+    address = proxies.get(url.scheme) or proxies.get("all")
+    if not address:
+        return None
+    return httpx.Proxy(address if "://" in address else f"http://{address}")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host of a URL is this machine."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
