@@ -1,6 +1,7 @@
 """A run over the Tinker API, with a double of the SDK, in virtual time: opened, watched, let go."""
 
 import importlib.util
+import logging
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
@@ -190,6 +191,22 @@ async def test_a_server_that_was_gone_for_a_while_is_waited_for() -> None:
         with anyio.move_on_after(1000) as patient:
             await service.sampler.sample(PROMPT, PARAMS)
         assert patient.cancelled_caught
+
+
+async def test_what_the_sdk_logs_is_logged_as_ours() -> None:
+    """Each failed sample put a line of the SDK's own on the screen, hundreds in a run."""
+    seen: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: seen.append(record.getMessage())  # pyright: ignore[reportAttributeAccessIssue]
+    ours = logging.getLogger("loops_cookbook")
+    ours.addHandler(handler)
+    try:
+        async with opened(TinkerDouble()):
+            logging.getLogger("tinker.lib.retry_handler").error("it failed")
+    finally:
+        ours.removeHandler(handler)
+    assert seen == ["it failed"]
+    assert logging.getLogger("tinker").propagate
 
 
 @pytest.mark.skipif(importlib.util.find_spec("tinker") is not None, reason="the SDK is installed")

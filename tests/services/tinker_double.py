@@ -1,7 +1,7 @@
 """The Tinker SDK and a service behind it, in memory: what it is asked for is kept, faults scripted.
 
-A completion is one token that tells the version it was drawn from, then the stop token. Faults are
-by the name of a call, each used once, in order; `STUCK` never answers.
+A completion is a token that tells the version it was drawn from, twice in every second one, then
+the stop token. Faults are by the name of a call, each used once, in order; `STUCK` never answers.
 """
 
 import json
@@ -184,8 +184,13 @@ class SamplingDouble:
         self.service.samples.append((self.path, prompt, num_samples, params.said))
         await self.service.act("asample")
         version = int(self.path.rpartition("-v")[2])
-        usual = [sequence([10 + version, STOP], [-0.5, -0.25]) for _ in range(num_samples)]
+        usual = [_usual(version, place) for place in range(num_samples)]
         return SimpleNamespace(sequences=self.service.completions or usual)
+
+
+def _usual(version: int, place: int) -> Any:
+    said = [10 + version] * (1 + place % 2)
+    return sequence([*said, STOP], [-0.5] * len(said) + [-0.25])
 
 
 def sequence(tokens: list[int], logprobs: list[float] | None, stop: str = "stop") -> Any:

@@ -248,7 +248,8 @@ their documentation and their code.
 """
 
 _OLDEST, _NEWEST = (0, 24), (0, 25)
-"""Releases of the SDK that SkyRL's servers know; by 0.38 they can be trained and not sampled."""
+"""Releases of the SDK that SkyRL's servers know. Later ones, 0.38 for one, read the result of a
+sample in a form that these servers do not write."""
 
 
 def engines_of(chosen: Chosen, values: Mapping[str, str]) -> tuple[Engine, ...]:
@@ -365,4 +366,5 @@ def _all(row: Mapping[Engine, Verdict], engines: tuple[Engine, ...], verdict: Ve
 
 
 def _names(engines: Iterable[Engine]) -> str:
-    return " and ".join(ENGINES[engine] for engine in engines)
+    names = [ENGINES[engine] for engine in engines]
+    return names[0] if len(names) == 1 else "SkyRL"  # whose backends are all that is ever several

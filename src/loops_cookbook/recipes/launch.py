@@ -187,6 +187,11 @@ def _tinker(plan: AnyPlan, folder: RunFolder, values: Mapping[str, str], settle:
 def _require_tinker(values: Mapping[str, str]) -> None:
     if not is_installed(TINKER):
         raise MissingExtra('[compute] scope = "tinker"', "tinker")
+    url = values.get(TINKER_URL_VARIABLE) or TINKER_URL
+    if not url.startswith(("http://", "https://")):
+        raise UsageError(
+            f"{TINKER_URL_VARIABLE}: {url!r} is no address; write it as http://HOST:PORT"
+        )
     if not values.get(TINKER_KEY_VARIABLE):
         raise UsageError(
             f"{TINKER_KEY_VARIABLE}: neither the environment nor .env has it; set it to the key of "

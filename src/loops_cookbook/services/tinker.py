@@ -81,7 +81,7 @@ async def tinker_service(
     """
     sdk = sdk or _installed_sdk()
     headers = {"X-API-Key": options.api_key}
-    async with network or sockets(options.base_url) as carrier:
+    async with _sdk_logs(), network or sockets(options.base_url) as carrier:
         server = TinkerServer(sdk, Transport(carrier, options.base_url, headers))
         await answering(server.transport, HEALTH, mend="TINKER_BASE_URL and TINKER_API_KEY")
         await _require_model(server.transport, options.model)
@@ -94,6 +94,25 @@ async def tinker_service(
             await trainer.publish_first()
             async with GatheringSampler(TinkerSampler(server, trainer), settle=settle) as sampler:
                 yield TinkerService(trainer, sampler, _description(sdk, options, training))
+
+
+class _PassedOn(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        logger.handle(record)
+
+
+@asynccontextmanager
+async def _sdk_logs() -> AsyncGenerator[None]:
+    """Let what the SDK logs be notes of the run, and not lines of its own on stderr."""
+    theirs, handler = logging.getLogger("tinker"), _PassedOn()
+    propagates = theirs.propagate
+    theirs.addHandler(handler)
+    theirs.propagate = False
+    try:
+        yield
+    finally:
+        theirs.removeHandler(handler)
+        theirs.propagate = propagates
 
 
 def _installed_sdk() -> Sdk:

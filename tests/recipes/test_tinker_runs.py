@@ -1,0 +1,95 @@
+"""Whole runs over the Tinker API, with a double of the SDK, in virtual time."""
+
+import json
+from pathlib import Path
+
+import httpx
+import pytest
+from tests.recipes.test_hosted_runs import SHORTER
+from tests.recipes.test_rl import row_of
+from tests.services.tinker_double import KEY, MODEL, STUCK, TinkerDouble
+from trio.testing import MockClock
+
+from loops_cookbook.errors import ServiceUnavailable
+from loops_cookbook.recipes.rl import run_rl
+from loops_cookbook.rundir.layout import RunFolder, new_run_folder
+from loops_cookbook.rundir.write import RunWriter
+from loops_cookbook.services.tinker import TinkerOptions, tinker_service
+
+pytestmark = pytest.mark.anyio
+
+OPTIONS = TinkerOptions("http://tinker", KEY, MODEL, lora_rank=8, seed=0, run_id="a-run")
+
+
+@pytest.fixture
+def anyio_backend() -> tuple[str, dict[str, object]]:
+    return "trio", {"clock": MockClock(autojump_threshold=0)}
+
+
+async def run(double: TinkerDouble, runnable, project: Path, *settings: str) -> RunFolder:
+    """Three updates, recorded in a folder."""
+    with (project / "spelling.py").open("a") as file:
+        file.write(SHORTER)
+    plan = runnable("episode.class='spelling:Brief'", *settings)
+    folder = new_run_folder("runs", project)
+    network = httpx.MockTransport(double)
+    with RunWriter(folder) as writer:
+        await run_rl(
+            plan,
+            lambda: tinker_service(OPTIONS, sdk=double, network=network),
+            writer,
+            row_of(plan),
+        )
+    return folder
+
+
+def rows_of(folder: RunFolder) -> list[dict[str, object]]:
+    return [json.loads(line) for line in folder.steps.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+async def test_a_run_trains_publishes_and_lets_go(runnable, project: Path, mode: str) -> None:
+    double = TinkerDouble()
+    folder = await run(double, runnable, project, f"training.mode='{mode}'")
+    assert double.saved == ["start-v0", "update-1-v1", "update-2-v2", "update-3-v3"]
+    assert len(double.steps) == 3
+    assert double.unloaded == ["model-1"]
+    told = json.loads(folder.run.read_text())
+    assert (told["status"], told["service"]["model_id"]) == ("done", "model-1")
+    assert [row["policy/version"] for row in rows_of(folder)] == [1, 2, 3]
+    written = b"".join(path.read_bytes() for path in folder.root.rglob("*") if path.is_file())
+    assert KEY.encode() not in written
+
+
+async def test_in_sync_mode_every_sample_is_of_the_version_that_it_trains(
+    runnable, project: Path
+) -> None:
+    double = TinkerDouble()
+    await run(double, runnable, project)
+    drawn = [int(path.rpartition("-v")[2]) for path, *_ in double.samples]
+    assert drawn == sorted(drawn)
+    assert set(drawn) == {0, 1, 2}
+
+
+async def test_a_sample_that_is_stuck_is_cut_by_the_clock_and_the_run_goes_on(
+    runnable, project: Path
+) -> None:
+    double = TinkerDouble(faults=[("asample", STUCK)])
+    folder = await run(double, runnable, project)
+    assert len(double.steps) == 3
+    assert rows_of(folder)[-1]["totals"]["attempts/timed_out"] == 4  # pyright: ignore[reportIndexIssue]
+
+
+async def test_a_trainer_that_is_gone_ends_the_run(runnable, project: Path) -> None:
+    class Lost(TinkerDouble):
+        async def forward_backward_async(self, data, loss_fn, loss_fn_config):
+            self.is_up = False
+            return await super().forward_backward_async(data, loss_fn, loss_fn_config)
+
+    double = Lost(faults=[("forward_backward result", STUCK)])
+    with pytest.raises(ServiceUnavailable, match=r"an update: .*see whether the service runs"):
+        await run(double, runnable, project)
+    (folder,) = (project / "runs").iterdir()
+    told = json.loads((folder / "run.json").read_text())
+    assert told["status"] == "failed"
+    assert double.is_closed
