@@ -31,10 +31,14 @@ def test_a_bundled_model_is_trained_here_and_its_limit_is_known(loaded) -> None:
             ('model.name="a/b"', "model.lora_rank=0"),
             None,
             ConfigError,
-            "model.lora_rank: found 0 (every weight), which only the embedded engine trains",
+            "model.lora_rank: found 0: every weight, which only the embedded engine trains",
         ),
         (
-            ('model.name="a/b"', "model.lora_rank=0", 'model.init="random"'),
+            (
+                "model.lora_rank=0",
+                'model.init="random"',
+                'compute={scope="remote", trainer_url="http://gpu"}',
+            ),
             None,
             ConfigError,
             "model.init: found 'random', which only the embedded engine starts from",

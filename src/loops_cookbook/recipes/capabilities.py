@@ -265,20 +265,19 @@ def engines_of(chosen: Chosen, values: Mapping[str, str]) -> tuple[Engine, ...]:
     return ("skyrl_jax", "skyrl_ray")
 
 
-def require_capable(config: RLConfig, engines: tuple[Engine, ...]) -> None:
+def require_capable(config: AnyConfig, engines: tuple[Engine, ...]) -> None:
     """Refuse a config that asks for what no such engine does.
 
     Raises:
         ConfigError: the first key of that kind.
     """
-    loss = config.training.loss
-    if _all(LOSSES[loss], engines, "refused"):
+    if isinstance(config, RLConfig) and _all(LOSSES[config.training.loss], engines, "refused"):
         takes = [name for name, row in LOSSES.items() if not _all(row, engines, "refused")]
         raise ConfigError(
-            f"training.loss: found {loss!r}, which {_names(engines)} does not have; use one of "
-            f"{', '.join(takes)}"
+            f"training.loss: found {config.training.loss!r}, which {_names(engines)} does not "
+            f"have; use one of {', '.join(takes)}"
         )
-    for option in OPTIONS:
+    for option in _options(config):
         if _all(option.engines, engines, "refused") and option.asked(config):
             found = getattr(getattr(config, option.table), option.name)
             raise ConfigError(f"{option.key}: found {found}: {option.instead}")
@@ -286,13 +285,18 @@ def require_capable(config: RLConfig, engines: tuple[Engine, ...]) -> None:
 
 def ignored(config: AnyConfig, engines: tuple[Engine, ...]) -> Iterator[str]:
     """A warning for each key that would have no effect."""
-    for option in OPTIONS:
-        if not isinstance(config, RLConfig) and option.table not in _OF_EVERY_RECIPE:
-            continue
+    for option in _options(config):
         deaf: list[Engine] = [engine for engine in engines if option.engines[engine] == "ignored"]
         if deaf and option.asked(config):
             who = "" if len(deaf) == len(engines) else f"ignored by {_names(deaf)}: "
             yield f"{option.key}: {who}{option.instead}"
+
+
+def _options(config: AnyConfig) -> Iterator[Option]:
+    """Those that a config of this recipe has."""
+    for option in OPTIONS:
+        if isinstance(config, RLConfig) or option.table in _OF_EVERY_RECIPE:
+            yield option
 
 
 def client_warning(engines: tuple[Engine, ...], installed: str | None) -> str | None:

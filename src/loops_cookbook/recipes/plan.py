@@ -21,7 +21,6 @@ from loops_cookbook.episodes.episode import Episode, declared
 from loops_cookbook.episodes.mentions import models_named
 from loops_cookbook.errors import EpisodeError
 from loops_cookbook.problems import nearest
-from loops_cookbook.recipes.capabilities import engines_of, require_capable
 from loops_cookbook.recipes.own_service import OwnService
 from loops_cookbook.recipes.policy import find_policy
 from loops_cookbook.recipes.producers import planned_judges
@@ -141,7 +140,6 @@ def plan_run(
     """
     config = loaded.config
     policy = find_policy(loaded, values, scope)
-    require_capable(config, engines_of(policy.scope, values))
     code = _user_code(loaded)
     tasks = load_tasks(loaded.beside(config.episode.tasks), code.task_model)
     sets = tuple(

@@ -13,6 +13,7 @@ from loops_cookbook.config.load import AnyConfig, LoadedConfig
 from loops_cookbook.config.locate import ModelSource, resolve_model
 from loops_cookbook.config.shared import ModelTable
 from loops_cookbook.errors import ConfigError, ModelError
+from loops_cookbook.recipes.capabilities import engines_of, require_capable
 from loops_cookbook.recipes.own_service import OwnService
 from loops_cookbook.recipes.scope import CONFIGURED, Chosen, choose_scope
 from loops_cookbook.renderers.detect import Detection, detect
@@ -56,6 +57,9 @@ def find_policy(
         environment=values,
         model_is_here=model.directory is not None,
     )
+    if not chosen.is_local:
+        _refuse_on_other_scopes(loaded.config, chosen)
+    require_capable(loaded.config, engines_of(chosen, values))
     says = _model_config(loaded.config, model, chosen)
     return FoundPolicy(
         scope=chosen,
@@ -73,10 +77,28 @@ def find_policy(
     )
 
 
+def _refuse_on_other_scopes(config: AnyConfig, scope: Chosen) -> None:
+    """Refuse what only the embedded engine can do, and servers that have no address."""
+    if scope.is_remote and config.compute.trainer_url is None:
+        raise ConfigError(
+            f"{scope.source}: scope 'remote' needs the address of a server; add [compute] "
+            'trainer_url, such as "http://gpu-host:8000"'
+        )
+    if config.model.init == "random":
+        raise ConfigError(
+            "model.init: found 'random', which only the embedded engine starts from (scope local); "
+            "remove it"
+        )
+    if config.compute.deterministic:
+        raise ConfigError(
+            "compute.deterministic: found true, which only the embedded engine does (scope "
+            "local); remove it"
+        )
+
+
 def _model_config(config: AnyConfig, model: ModelSource, scope: Chosen) -> Mapping[str, object]:
     """What a local model says of itself; nothing of one that a service has."""
     if not scope.is_local:
-        _refuse_on_other_scopes(config, scope)
         return {}
     if model.directory is None:
         raise ModelError(
@@ -99,30 +121,6 @@ def _model_config(config: AnyConfig, model: ModelSource, scope: Chosen) -> Mappi
     says = cast(dict[str, object], raw)
     inner = says.get("text_config")  # where a model that also sees has the same keys
     return {**cast(dict[str, object], inner), **says} if isinstance(inner, dict) else says
-
-
-def _refuse_on_other_scopes(config: AnyConfig, scope: Chosen) -> None:
-    """Refuse what only the embedded engine can do, and servers that have no address."""
-    if scope.is_remote and config.compute.trainer_url is None:
-        raise ConfigError(
-            f"{scope.source}: scope 'remote' needs the address of a server; add [compute] "
-            'trainer_url, such as "http://gpu-host:8000"'
-        )
-    if config.model.init == "random":
-        raise ConfigError(
-            "model.init: found 'random', which only the embedded engine starts from (scope local); "
-            "remove it"
-        )
-    if config.model.lora_rank == 0 and scope.is_hosted:
-        raise ConfigError(
-            "model.lora_rank: found 0 (every weight), which only the embedded engine trains; "
-            "use 1 or more"
-        )
-    if config.compute.deterministic:
-        raise ConfigError(
-            "compute.deterministic: found true, which only the embedded engine does (scope "
-            "local); remove it"
-        )
 
 
 def _model_limit(table: ModelTable, model: ModelSource, says: Mapping[str, object]) -> int | None:
