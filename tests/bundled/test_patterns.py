@@ -77,6 +77,7 @@ def offline(config: Path, replies: list[str], *settings: str, **environment: str
 BUNDLED = [config.parent.name for config in bundled_configs() if config.parts[0] == "patterns"]
 
 
+@pytest.mark.slow  # a process each; the fast tests check one of them by its whole report
 @pytest.mark.parametrize("name", BUNDLED)
 def test_a_copied_pattern_is_checked(copied: Callable[[str], Path], name: str) -> None:
     if not (PATTERNS / name).is_dir():
@@ -158,6 +159,7 @@ def test_a_judge_grades_a_run_and_its_key_is_nowhere(
     assert not any(KEY in path.read_text(encoding="utf-8") for path in left)
 
 
+@pytest.mark.slow
 def test_a_judge_that_rambles_gives_no_reward(
     copied: Callable[[str], Path], judge_server: Callable[..., Any]
 ) -> None:
@@ -192,6 +194,7 @@ def validated(config: Path, server: Any) -> Ended:
     return process(script, cwd=config.parent, JUDGE_API_KEY=KEY)
 
 
+@pytest.mark.slow
 def test_a_judge_that_agrees_with_the_labels_may_grade(
     copied: Callable[[str], Path], judge_server: Callable[..., Any]
 ) -> None:
@@ -205,6 +208,7 @@ def test_a_judge_that_agrees_with_the_labels_may_grade(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sloppy", "words"),
     [

@@ -355,6 +355,7 @@ def test_a_model_is_probed_once_however_often_a_run_begins(
     assert engine.description()["packed_training"] == "on (noted)"
 
 
+@pytest.mark.slow
 def test_peft_is_not_imported_where_every_weight_is_trained(model_dir: Path) -> None:
     """It took half a second of each start."""
     program = (

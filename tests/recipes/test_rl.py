@@ -442,7 +442,7 @@ def slow_trainer(script: Script, seconds: float) -> ScriptedService:
 
 async def test_in_async_mode_sampling_goes_on_while_the_trainer_works(runnable, project) -> None:
     # Each group has a task of its own: half of the replies to a prompt are right, not of a group.
-    words = "ant bee cat dog eel fox gnu hen ibis jay koi lark".split()
+    words = ["ant", "bee", "cat", "dog", "eel", "fox", "gnu", "hen", "ibis", "jay", "koi", "lark"]
     lines = "".join(f'{{"name": "{word}", "word": "{word}"}}\n' for word in words)
     (project / "tasks.jsonl").write_text(lines)
     says = HalfRight()
