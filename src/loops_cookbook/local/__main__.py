@@ -18,10 +18,9 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
-
-from starlette.types import ASGIApp
+from typing import Any, NoReturn
 
 from loops_cookbook.errors import LoopsError, UsageError
 from loops_cookbook.services.command import API_KEY_VARIABLE
@@ -153,7 +152,7 @@ def _serve(options: argparse.Namespace, ready_fd: int) -> None:
     _serve_app(app, listener)
 
 
-def _serve_app(app: ASGIApp, listener: socket.socket) -> None:
+def _serve_app(app: Callable[..., Any], listener: socket.socket) -> None:
     """Serve until told to end."""
     import uvicorn
 
