@@ -2,7 +2,7 @@
 
     python .ci/real_client.py LOOPS [MODEL]
 
-Run by a Python (3.12 or later) that has `baseten-loops` and its shim `baseten-loops-tinker`; LOOPS is
+Run by a Python (3.12 or later) with `baseten-loops` and its shim `baseten-loops-tinker`; LOOPS is
 the command of an environment with the embedded engine. The server is started here, on loopback, and
 ended here. Each line printed says what held; the first that does not ends the script with status 1.
 """
@@ -63,7 +63,7 @@ class Tensor:
 def stand_in_for_torch() -> types.ModuleType:
     """A module `torch` of a few lines."""
     torch = types.ModuleType("torch")
-    names = "float32 float16 bfloat16 float64 int32 int64 int8 bool".split()
+    names = ["float32", "float16", "bfloat16", "float64", "int32", "int64", "int8", "bool"]
     for name in names:
         kind = types.SimpleNamespace(is_floating_point="float" in name)
         setattr(torch, name, kind)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from loops_cookbook.attempts import Attempt
 from loops_cookbook.records import (
+    TRAIN,
     EvaluationRow,
     GroupRow,
     Level,
@@ -27,12 +28,16 @@ class Notebook:
     evaluations: list[EvaluationRow] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     ended: list[tuple[RunStatus, Mapping[str, int], str | None]] = field(default_factory=list)
+    order: list[str] = field(default_factory=list)
+    """Of updates and of the ends of evaluation attempts."""
 
     def run_started(self, row: RunRow) -> None:
         self.started.append(row)
 
     def attempt_ended(self, attempt: Attempt, purpose: str) -> None:
         self.attempts.append((purpose, attempt))
+        if purpose != TRAIN:
+            self.order.append(purpose)
 
     def group_settled(self, row: GroupRow) -> None:
         self.groups.append(row)
@@ -42,6 +47,7 @@ class Notebook:
 
     def update(self, row: StepRow) -> None:
         self.steps.append(row)
+        self.order.append(f"update {row.update}")
 
     def evaluation(self, row: EvaluationRow) -> None:
         self.evaluations.append(row)
@@ -52,4 +58,4 @@ class Notebook:
     def run_ended(
         self, status: RunStatus, counts: Mapping[str, int], reason: str | None = None
     ) -> None:
-        self.ended.append((status, counts, reason))
+        self.ended.append((status, dict(counts), reason))

@@ -4,7 +4,7 @@ import string
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import anyio
@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.recipes.notebook import Notebook
 from trio.testing import MockClock
 
 from loops_cookbook.attempts import Attempt, Fate
@@ -19,14 +20,8 @@ from loops_cookbook.errors import EngineDied, NoLearningSignal, RunStopped, Serv
 from loops_cookbook.recipes.plan import Plan
 from loops_cookbook.recipes.rl import Surroundings, run_rl
 from loops_cookbook.records import (
-    TRAIN,
-    EvaluationRow,
-    GroupRow,
-    Level,
-    RolloutRow,
     RunRow,
     RunStatus,
-    StepRow,
 )
 from loops_cookbook.services.gather import GatheringSampler
 from loops_cookbook.testing import Line, RecordingTrainer, ScriptedSampler, ScriptedService
@@ -40,52 +35,8 @@ def anyio_backend() -> tuple[str, dict[str, object]]:
     return "trio", {"clock": MockClock(autojump_threshold=0)}
 
 
-@dataclass
-class Notebook:
-    """A Recorder that keeps all it is told."""
-
-    started: list[RunRow] = field(default_factory=list)
-    attempts: list[tuple[str, Attempt]] = field(default_factory=list)
-    groups: list[GroupRow] = field(default_factory=list)
-    rollouts: list[RolloutRow] = field(default_factory=list)
-    steps: list[StepRow] = field(default_factory=list)
-    evaluations: list[EvaluationRow] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    ended: list[tuple[RunStatus, dict[str, int], str | None]] = field(default_factory=list)
-    order: list[str] = field(default_factory=list)
-    """Of updates and of the ends of evaluation attempts."""
-
-    def run_started(self, row: RunRow) -> None:
-        self.started.append(row)
-
-    def attempt_ended(self, attempt: Attempt, purpose: str) -> None:
-        self.attempts.append((purpose, attempt))
-        if purpose != TRAIN:
-            self.order.append(purpose)
-
-    def group_settled(self, row: GroupRow) -> None:
-        self.groups.append(row)
-
-    def fates(self, rows: list[RolloutRow]) -> None:
-        self.rollouts.extend(rows)
-
-    def update(self, row: StepRow) -> None:
-        self.steps.append(row)
-        self.order.append(f"update {row.update}")
-
-    def evaluation(self, row: EvaluationRow) -> None:
-        self.evaluations.append(row)
-
-    def note(self, level: Level, text: str) -> None:
-        self.notes.append(f"{level}: {text}")
-
-    def run_ended(
-        self, status: RunStatus, counts: dict[str, int], reason: str | None = None
-    ) -> None:
-        self.ended.append((status, dict(counts), reason))
-
-    def fate_counts(self) -> Counter[Fate]:
-        return Counter(row.fate for row in self.rollouts)
+def fate_counts(notebook: Notebook) -> Counter[Fate]:
+    return Counter(row.fate for row in notebook.rollouts)
 
 
 def row_of(plan: Plan) -> RunRow:
@@ -138,7 +89,7 @@ async def test_each_update_trains_its_groups_and_the_next_samples_from_it(runnab
     assert service.trainer.published == [1, 2, 3]
     floors = [call.min_policy_version for call in service.sampler.calls]
     assert floors == [0] * 8 + [1] * 8 + [2] * 8
-    assert notebook.fate_counts() == {Fate.TRAINED: 24}
+    assert fate_counts(notebook) == {Fate.TRAINED: 24}
     assert notebook.ended == [("done", notebook.ended[0][1], None)]
     assert not service.is_open
 
@@ -198,7 +149,7 @@ async def test_a_group_without_variance_is_replaced_and_never_trained(runnable) 
     assert {row.task for row in rejected} == {"bee"}
     assert {row.reason for row in rejected} == {"no_variance"}
     assert [len(sent.batch) for sent in service.trainer.batches] == [8, 8, 8]
-    assert notebook.fate_counts() == {Fate.TRAINED: 24, Fate.NO_VARIANCE: 4 * len(rejected)}
+    assert fate_counts(notebook) == {Fate.TRAINED: 24, Fate.NO_VARIANCE: 4 * len(rejected)}
 
 
 async def test_every_row_adds_up(runnable) -> None:
@@ -230,7 +181,7 @@ async def test_a_run_that_cannot_learn_stops_and_says_so(runnable, mode: str, lo
     assert service.trainer.batches == []
     assert service.trainer.published == []
     assert notebook.ended[0][0] == "stopped"
-    assert notebook.fate_counts()[Fate.NO_VARIANCE] in (20, 24, 28)  # async: as they settle
+    assert fate_counts(notebook)[Fate.NO_VARIANCE] in (20, 24, 28)  # async: as they settle
     counts = notebook.ended[0][1]
     assert counts["attempts/started"] == counts["attempts/finished"] == len(notebook.rollouts)
 
@@ -241,7 +192,7 @@ async def test_tasks_that_run_out_leave_a_short_last_update(runnable, mode: str)
     service = ScriptedService(BeesAreEasy())
     notebook = await run(runnable("training.epochs=1", f'training.mode="{mode}"'), service)
     assert [len(sent.batch) for sent in service.trainer.batches] == [8, 4]
-    assert notebook.fate_counts() == {Fate.TRAINED: 12, Fate.NO_VARIANCE: 4}
+    assert fate_counts(notebook) == {Fate.TRAINED: 12, Fate.NO_VARIANCE: 4}
 
 
 async def test_held_out_sets_are_evaluated_before_after_and_between(runnable) -> None:
@@ -257,7 +208,7 @@ async def test_held_out_sets_are_evaluated_before_after_and_between(runnable) ->
     ]
     assert [row.policy_version for row in notebook.evaluations] == [0, 2, 3]
     assert all(row.fates == {"evaluated": 8} for row in notebook.evaluations)
-    assert notebook.fate_counts() == {Fate.TRAINED: 24}
+    assert fate_counts(notebook) == {Fate.TRAINED: 24}
     greedy = [call for call in service.sampler.calls if call.params.temperature == 0]
     assert len(greedy) == 3 * 4 * 2
 
@@ -330,7 +281,7 @@ async def test_a_trainer_that_fails_ends_the_run_and_nothing_is_lost_unnamed(run
         await run_rl(plan, ScriptedService(sampler, trainer), notebook, row_of(plan))
 
     assert [row.update for row in notebook.steps] == [1]
-    assert notebook.fate_counts() == {Fate.TRAINED: 8, Fate.SURPLUS: 8}
+    assert fate_counts(notebook) == {Fate.TRAINED: 8, Fate.SURPLUS: 8}
     status, counts, reason = notebook.ended[0]
     assert status == "failed"
     assert reason == "the trainer is gone"
@@ -349,7 +300,7 @@ async def test_a_publish_that_fails_leaves_its_attempts_trained_once(runnable) -
     plan = runnable()
     with pytest.raises(ServiceUnavailable):
         await run_rl(plan, ScriptedService(sampler, Unpublished(sampler)), notebook, row_of(plan))
-    assert notebook.fate_counts() == {Fate.TRAINED: 8}
+    assert fate_counts(notebook) == {Fate.TRAINED: 8}
     assert notebook.ended[0][1]["attempts/trained"] == 8
 
 
@@ -377,7 +328,7 @@ async def test_a_cancelled_run_keeps_what_it_has_and_names_the_rest(runnable) ->
         await run_rl(plan, service, notebook, row_of(plan))
 
     assert [row.update for row in notebook.steps] == [1]
-    assert notebook.fate_counts() == {Fate.TRAINED: 8, Fate.CANCELLED: 8}
+    assert fate_counts(notebook) == {Fate.TRAINED: 8, Fate.CANCELLED: 8}
     assert notebook.ended[0][0] == "interrupted"
     ended = Counter((attempt.group, attempt.index) for _, attempt in notebook.attempts)
     assert set(ended.values()) == {1}
@@ -457,7 +408,7 @@ async def test_in_async_mode_sampling_goes_on_while_the_trainer_works(runnable, 
     ages = [row.metrics["policy/staleness_max"] for row in notebook.steps]
     assert ages == [0, 1, 2, 2, 2, 2]
     assert max(row.metrics["attempts/in_flight"] for row in notebook.steps) <= 3 * 8
-    assert notebook.fate_counts() == {Fate.TRAINED: 48}
+    assert fate_counts(notebook) == {Fate.TRAINED: 48}
     busy = anyio.current_time()
     assert busy == pytest.approx(6 * 100 + 1, abs=1)  # the trainer never waits after the first
 
@@ -511,7 +462,7 @@ async def test_slow_tasks_keep_their_share_and_none_is_dropped_for_its_age(
     notebook = await run(plan, service)
 
     assert Counter(row.task for row in notebook.groups) == dict.fromkeys(words, 1)
-    assert notebook.fate_counts() == {Fate.TRAINED: 64}
+    assert fate_counts(notebook) == {Fate.TRAINED: 64}
 
 
 @pytest.mark.parametrize("what", ["the sampler", "the recorder"])
@@ -561,7 +512,7 @@ async def test_batches_that_were_full_are_trained_before_a_rule_stops_an_async_r
     with pytest.raises(NoLearningSignal, match="4 groups in a row"):
         await run_rl(plan, service, notebook, row_of(plan))
     assert [row.update for row in notebook.steps] == [1, 2]
-    assert notebook.fate_counts()[Fate.TRAINED] == 16
+    assert fate_counts(notebook)[Fate.TRAINED] == 16
 
 
 async def test_why_a_process_must_end_is_told_with_how_the_run_ended(runnable, project) -> None:
