@@ -249,6 +249,30 @@ class EvaluationRow(Row):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointRow(Row):
+    """One checkpoint, written once it is whole: one line of `checkpoints.jsonl`."""
+
+    update: int
+    """How many updates it has had."""
+    name: str
+    path: str
+    """Where it is, as the service that keeps it calls it: `bt://...`, `tinker://...`."""
+    folder: str | None = None
+    """Where it lies in the run folder; None of one that a service keeps elsewhere."""
+    at: float
+    score: float | None = None
+    """What the best is chosen by, where it was evaluated."""
+    score_name: str | None = None
+    """The metric that the score is."""
+    next_serial: int = 0
+    """Of the group to start next."""
+    unfinished: tuple[int, ...] = ()
+    """Groups that were started, and neither trained nor rejected."""
+    counts: Mapping[str, int] = field(default_factory=dict[str, int])
+    """`StepRow.totals` as they then were."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Transcript:
     """All that was said in one attempt, in text and in exact tokens: one file of its own."""
 

@@ -55,6 +55,21 @@ class RunFolder:
         return self.root / "checkpoints"
 
     @property
+    def checkpoint_rows(self) -> Path:
+        """A row for each checkpoint that is whole."""
+        return self.root / "checkpoints.jsonl"
+
+    @property
+    def starts(self) -> Path:
+        """A row for each group that was started."""
+        return self.root / "starts.jsonl"
+
+    @property
+    def updates(self) -> Path:
+        """The folder of batches as they were sent, until a checkpoint has them."""
+        return self.root / "updates"
+
+    @property
     def transcripts(self) -> Path:
         """The folder with a file for each attempt that `trace` keeps."""
         return self.root / "transcripts"

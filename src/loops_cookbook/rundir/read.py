@@ -17,6 +17,7 @@ from loops_cookbook.errors import RunFolderError
 from loops_cookbook.journal import Row, read_rows
 from loops_cookbook.records import (
     SCHEMA_VERSION,
+    CheckpointRow,
     EvaluationRow,
     GroupRow,
     RolloutRow,
@@ -34,6 +35,7 @@ _STEP = TypeAdapter(StepRow)
 _GROUP = TypeAdapter(GroupRow)
 _ROLLOUT = TypeAdapter(RolloutRow)
 _EVALUATION = TypeAdapter(EvaluationRow)
+_CHECKPOINT = TypeAdapter(CheckpointRow)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,10 @@ class RecordedRun:
     def evaluations(self) -> tuple[EvaluationRow, ...]:
         """A row for each evaluation of a set, in order."""
         return _typed(self.folder.evaluations, _EVALUATION.validate_python)
+
+    def checkpoints(self) -> tuple[CheckpointRow, ...]:
+        """A row for each checkpoint that was saved, in order; those not kept included."""
+        return _typed(self.folder.checkpoint_rows, _CHECKPOINT.validate_python)
 
     def transcript(self, name: str) -> Transcript:
         """The transcript whose file in `transcripts/` has this name."""

@@ -1,0 +1,75 @@
+"""What a person calls a checkpoint: a run folder, `RUN_DIR@<update>`, or a service's own path.
+
+A run folder alone means its last checkpoint. One that was not kept is not there to be named.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from loops_cookbook.errors import RunFolderError
+from loops_cookbook.records import CheckpointRow, RunRow
+from loops_cookbook.rundir.layout import RunFolder
+from loops_cookbook.rundir.read import RecordedRun, open_run
+
+SCHEMES = ("bt://", "tinker://")
+"""How the paths of services begin."""
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """A checkpoint of a run on this machine."""
+
+    run: RunRow
+    root: Path
+    """The run folder."""
+    row: CheckpointRow
+
+    @property
+    def folder(self) -> Path | None:
+        """Its files; None where a service keeps them."""
+        return None if self.row.folder is None else self.root / self.row.folder
+
+
+def is_service_path(reference: str) -> bool:
+    """Whether a reference is a path that only a service knows."""
+    return reference.startswith(SCHEMES)
+
+
+def locate(reference: str, *, beside: Path | None = None) -> Located:
+    """Find the checkpoint that a reference means.
+
+    Args:
+        reference: `RUN_DIR` or `RUN_DIR@<update>`.
+        beside: the folder that a relative path begins in; None: the working directory.
+
+    Raises:
+        RunFolderError: there is no such run, or it has no such checkpoint.
+    """
+    name, update = _parted(reference)
+    root = (beside or Path.cwd()) / Path(name).expanduser()
+    run = open_run(root)
+    kept = kept_checkpoints(run)
+    if not kept:
+        raise RunFolderError(
+            f"{root} has no checkpoint: name a run that saved one (training.checkpoint_every)"
+        )
+    chosen = [row for row in kept if update in (None, row.update)]
+    if not chosen:
+        there = ", ".join(f"@{row.update}" for row in kept)
+        raise RunFolderError(f"{root} has no checkpoint of update {update}: it has {there}")
+    return Located(run.run, root, chosen[-1])
+
+
+def kept_checkpoints(run: RecordedRun) -> list[CheckpointRow]:
+    """The checkpoints that are still there, the oldest first; the newest of each update."""
+    rows = {row.update: row for row in run.checkpoints()}
+    return [row for _, row in sorted(rows.items()) if _is_there(run.folder, row)]
+
+
+def _is_there(folder: RunFolder, row: CheckpointRow) -> bool:
+    return row.folder is None or (folder.root / row.folder).is_dir()
+
+
+def _parted(reference: str) -> tuple[str, int | None]:
+    name, at, update = reference.rpartition("@")
+    return (name, int(update)) if at and update.isdecimal() else (reference, None)
