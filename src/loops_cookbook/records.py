@@ -69,6 +69,12 @@ class RunRow(Row):
     """Updates that may lie between a group's start and its training; 0 in sync mode."""
     tasks: Mapping[str, int]
     """How many tasks: `train`, and each evaluation set by its name."""
+    digests: Mapping[str, str] = field(default_factory=dict[str, str])
+    """What each file of tasks or rows holds, as a hash by its key in the config."""
+    resumed_at: tuple[float, ...] = ()
+    """When it was resumed, each time."""
+    resumed_from: int = 0
+    """Updates that it had when it was resumed last."""
     counts: Mapping[str, int] = field(default_factory=dict[str, int])
     """`StepRow.totals` as they last were."""
     service: Mapping[str, str | int]
@@ -147,6 +153,17 @@ class GroupRow(Row):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StartRow(Row):
+    """One group that was started: one line of `starts.jsonl`, written before any of its attempts
+    begins. One that is started again, in a run that is resumed, has another row."""
+
+    serial: int
+    task: str
+    policy_version: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutRow(Row):
     """One attempt whose fate is known: one line of `rollouts.jsonl`."""
 
@@ -159,6 +176,8 @@ class RolloutRow(Row):
     tries: int
     prompt_tokens: int
     sampled_tokens: int
+    logprob_mean: float | None = None
+    """Of its sampled tokens; None without one."""
     sequences: int
     """Rows that a trainer can use."""
     policy_versions: tuple[int, ...] = ()
@@ -187,6 +206,7 @@ class RolloutRow(Row):
             tries=attempt.tries,
             prompt_tokens=attempt.trajectory.prompt_tokens,
             sampled_tokens=attempt.trajectory.sampled_tokens,
+            logprob_mean=attempt.trajectory.logprob_mean,
             sequences=len(attempt.sequences),
             policy_versions=attempt.trajectory.policy_versions,
             metadata=attempt.metadata,

@@ -88,6 +88,15 @@ class Trajectory:
         return sum(len(turn.prompt_ids) for turn in self.turns)
 
     @property
+    def logprob_mean(self) -> float | None:
+        """The mean log-probability of the sampled tokens; None where there is none."""
+        logprobs = [turn.sampled.logprobs for turn in self.turns]
+        count = sum(map(len, logprobs))
+        if not count:
+            return None
+        return sum(float(each.sum(dtype=np.float64)) for each in logprobs) / count
+
+    @property
     def policy_versions(self) -> tuple[int, ...]:
         """The versions that its tokens were sampled from, ascending, as far as they are known."""
         versions = {turn.sampled.policy_version for turn in self.turns if len(turn.sampled.ids)}

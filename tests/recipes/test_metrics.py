@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -24,12 +24,15 @@ from loops_cookbook.attempts import (
 from loops_cookbook.learning.datums import Datum, ScoredAttempt, datums
 from loops_cookbook.recipes.metrics import (
     METRICS,
+    BatchFacts,
+    OutcomeFacts,
     RunMetrics,
-    UpdateFacts,
     metrics_page,
     sample_train_kl,
 )
 from loops_cookbook.recipes.scores import EvaluationFacts, evaluation_row
+from loops_cookbook.recipes.tally import fates, rollout_rows
+from loops_cookbook.records import RolloutRow
 from loops_cookbook.services.base import AdamParams, StepResult
 from loops_cookbook.tokens import SampledTokens, Trajectory, Turn, ids_of, logprobs_of, sequences
 
@@ -57,7 +60,13 @@ def group(*rewards: float | None, version: int = 3) -> Group:
     return Group(0, "orders", 0, "tasks.jsonl:1", 0, version, attempts)
 
 
-def facts(*trained: Group, started: int = 0) -> UpdateFacts:
+@dataclass(frozen=True)
+class Facts:
+    batch: BatchFacts
+    outcome: OutcomeFacts
+
+
+def facts(*trained: Group, started: int = 0) -> Facts:
     batch = [
         datum
         for group in trained
@@ -65,28 +74,41 @@ def facts(*trained: Group, started: int = 0) -> UpdateFacts:
         for datum in datums([ScoredAttempt(attempt.sequences, 1.0)])
     ]
     logprobs = [d.logprobs for d in batch if d.logprobs is not None]
-    return UpdateFacts(
-        trained=trained,
-        datums=batch,
-        result=StepResult(loss=-0.25, logprobs=tuple(logprobs), metrics={"grad_norm": 0.5}),
-        adam=AdamParams(learning_rate=1e-4),
-        trained_version=4,
-        published_version=5,
-        attempts_started=started,
-        update_seconds=10.0,
-        training_seconds=3.0,
+    return Facts(
+        BatchFacts(
+            groups=trained,
+            rows=[rows_of(group, None) for group in trained],
+            policy_version=4,
+            attempts_started=started,
+        ),
+        OutcomeFacts(
+            datums=batch,
+            result=StepResult(loss=-0.25, logprobs=tuple(logprobs), metrics={"grad_norm": 0.5}),
+            adam=AdamParams(learning_rate=1e-4),
+            policy_version=5,
+            update_seconds=10.0,
+            training_seconds=3.0,
+        ),
     )
+
+
+def rows_of(group: Group, why: Rejection | None) -> list[RolloutRow]:
+    return rollout_rows(fates(group, why))
+
+
+def update(metrics: RunMetrics, made: Facts) -> dict[str, float]:
+    return metrics.applied(metrics.draft(made.batch), made.outcome)
 
 
 def after(*rejected: tuple[Group, Rejection]) -> RunMetrics:
     """The metrics of a run that rejected these groups."""
     metrics = RunMetrics()
     for each, why in rejected:
-        metrics.rejected(each, why)
+        metrics.rejected(rows_of(each, why), why)
     return metrics
 
 
-def with_metadata(values: Sequence[Mapping[str, Scalar]], *, fails: int = 0) -> UpdateFacts:
+def with_metadata(values: Sequence[Mapping[str, Scalar]], *, fails: int = 0) -> Facts:
     made = [attempt(float(i % 2), **value) for i, value in enumerate(values)]
     made += [attempt(None, score=100.0, ended="failed") for _ in range(fails)]
     return facts(Group(0, "orders", 0, "tasks.jsonl:1", 0, 3, tuple(made)))
@@ -119,8 +141,8 @@ def test_finished_attempts_are_trained_unused_or_discarded_in_every_row_and_over
         in_this_row = sum(len(g.attempts) for g in [*made, *(g for g, _ in refused)])
         finished += in_this_row
         for each, why in refused:
-            metrics.rejected(each, why)
-        row = metrics.update(facts(*made, started=finished + ahead))
+            metrics.rejected(rows_of(each, why), why)
+        row = update(metrics, facts(*made, started=finished + ahead))
         started += row["attempts/started"]
 
         assert row["attempts/finished"] == in_this_row
@@ -128,13 +150,14 @@ def test_finished_attempts_are_trained_unused_or_discarded_in_every_row_and_over
         assert started == finished + row["attempts/in_flight"]
         assert_sums(metrics.totals)
         assert metrics.totals["attempts/finished"] == finished
-    surplus = [
+    surplus = rollout_rows(
         (a, Fate.SURPLUS if a.discarded is None else a.discarded.fate)
         for each in left
         for a in group(*each).attempts
-    ]
+    )
 
-    metrics.rejected(group(1.0), Rejection("no_variance"))
+    why = Rejection("no_variance")
+    metrics.rejected(rows_of(group(1.0), why), why)
     finished += 1
 
     totals = metrics.end(surplus, attempts_started=finished + len(surplus))
@@ -156,7 +179,7 @@ def assert_sums(row: Mapping[str, float]) -> None:
 
 def test_a_failure_is_counted_by_its_type_and_enters_no_mean() -> None:
     """A broken sandbox must not become a reward of 0."""
-    row = RunMetrics().update(facts(group(0.0, 0.0, 1.0, None, None, None, None, None)))
+    row = update(RunMetrics(), facts(group(0.0, 0.0, 1.0, None, None, None, None, None)))
 
     assert row["attempts/failed/OSError"] == 5
     assert row["reward/mean"] == pytest.approx(1 / 3)
@@ -165,13 +188,13 @@ def test_a_failure_is_counted_by_its_type_and_enters_no_mean() -> None:
 
 def test_a_type_of_failure_stays_in_the_rows_once_seen() -> None:
     metrics = RunMetrics()
-    metrics.update(facts(group(0.0, 1.0, None)))
+    update(metrics, facts(group(0.0, 1.0, None)))
 
-    assert metrics.update(facts(group(0.0, 1.0)))["attempts/failed/OSError"] == 0
+    assert update(metrics, facts(group(0.0, 1.0)))["attempts/failed/OSError"] == 0
 
 
 def test_the_learning_curve_includes_rejected_groups_and_the_trained_mean_does_not() -> None:
-    row = after((group(1.0, 1.0), Rejection("no_variance"))).update(facts(group(0.0, 1.0)))
+    row = update(after((group(1.0, 1.0), Rejection("no_variance"))), facts(group(0.0, 1.0)))
 
     assert row["reward/mean"] == 0.5
     assert row["reward/all_mean"] == 0.75
@@ -183,21 +206,21 @@ def test_the_learning_curve_includes_rejected_groups_and_the_trained_mean_does_n
 
 def test_a_row_without_a_reward_leaves_its_means_out() -> None:
     """An empty mean must not be a crash, nor a 0."""
-    row = after((group(None, None), Rejection("too_few"))).update(facts())
+    row = update(after((group(None, None), Rejection("too_few"))), facts())
 
     assert not [name for name in row if name.startswith(("reward/", "kl/", "policy/staleness"))]
     assert row["attempts/discarded"] == 2
 
 
 def test_staleness_counts_updates_between_a_groups_start_and_its_training() -> None:
-    row = RunMetrics().update(facts(group(0.0, 1.0, version=4), group(0.0, 1.0, version=1)))
+    row = update(RunMetrics(), facts(group(0.0, 1.0, version=4), group(0.0, 1.0, version=1)))
 
     assert (row["policy/staleness_mean"], row["policy/staleness_max"]) == (1.5, 3)
     assert row["policy/version"] == 5
 
 
 def test_tokens_are_counted_over_all_groups_of_the_row_and_trained_ones_in_the_batch() -> None:
-    row = after((group(1.0, 1.0), Rejection("no_variance"))).update(facts(group(0.0, 1.0)))
+    row = update(after((group(1.0, 1.0), Rejection("no_variance"))), facts(group(0.0, 1.0)))
 
     assert (row["tokens/prompt"], row["tokens/sampled"], row["tokens/trained"]) == (12, 8, 4)
     assert row["tokens/sequences_per_attempt"] == 1
@@ -207,12 +230,16 @@ def test_tokens_are_counted_over_all_groups_of_the_row_and_trained_ones_in_the_b
 def test_tokens_of_an_attempt_at_the_mean_are_trained_though_no_datum_is_sent() -> None:
     """`token_mean` divided by them and `tokens/trained` left them out."""
     made = facts(group(0.0, 0.5, 1.0))
-    row = RunMetrics().update(
+    row = update(
+        RunMetrics(),
         replace(
             made,
-            datums=[made.datums[0], made.datums[2]],
-            result=replace(made.result, logprobs=made.result.logprobs[::2]),
-        )
+            outcome=replace(
+                made.outcome,
+                datums=[made.outcome.datums[0], made.outcome.datums[2]],
+                result=replace(made.outcome.result, logprobs=made.outcome.result.logprobs[::2]),
+            ),
+        ),
     )
 
     assert row["tokens/trained"] == 6
@@ -220,20 +247,22 @@ def test_tokens_of_an_attempt_at_the_mean_are_trained_though_no_datum_is_sent() 
 
 @pytest.mark.parametrize(("limit", "clipped"), [(0.4, 1), (0.5, 0), (0.0, 0)])
 def test_a_gradient_is_clipped_when_its_norm_is_over_the_limit(limit: float, clipped: int) -> None:
-    made = replace(facts(group(0.0, 1.0)), adam=AdamParams(1e-4, grad_clip_norm=limit))
+    made = facts(group(0.0, 1.0))
+    clips = replace(made.outcome, adam=AdamParams(1e-4, grad_clip_norm=limit))
 
-    assert RunMetrics().update(made)["grad_clipped"] == clipped
+    assert update(RunMetrics(), replace(made, outcome=clips))["grad_clipped"] == clipped
 
 
 def test_a_trainer_that_tells_no_norm_leaves_it_out() -> None:
     made = facts(group(0.0, 1.0))
-    silent = replace(made, result=replace(made.result, metrics={}))
+    silent = replace(made.outcome, result=replace(made.outcome.result, metrics={}))
 
-    assert not {"grad_norm", "grad_clipped"} & RunMetrics().update(silent).keys()
+    told = update(RunMetrics(), replace(made, outcome=silent))
+    assert not {"grad_norm", "grad_clipped"} & told.keys()
 
 
 def test_times_are_means_over_attempts_or_the_loops_own() -> None:
-    row = RunMetrics().update(facts(group(0.0, None)))
+    row = update(RunMetrics(), facts(group(0.0, None)))
 
     assert {name: value for name, value in row.items() if name.startswith("time/")} == {
         "time/update": 10.0,
@@ -275,8 +304,9 @@ def test_kl_needs_the_trainers_logprobs_of_every_datum() -> None:
 
 
 def test_numbers_that_episodes_record_become_means_over_attempts_with_a_reward() -> None:
-    row = RunMetrics().update(
-        with_metadata([{"score": 1, "clean": True}, {"score": 2.0, "clean": False}, {}], fails=1)
+    row = update(
+        RunMetrics(),
+        with_metadata([{"score": 1, "clean": True}, {"score": 2.0, "clean": False}, {}], fails=1),
     )
 
     assert row["rollout/score"] == 1.5
@@ -284,7 +314,7 @@ def test_numbers_that_episodes_record_become_means_over_attempts_with_a_reward()
 
 
 def test_a_recorded_number_that_is_not_finite_is_left_out_of_its_mean() -> None:
-    row = RunMetrics().update(with_metadata([{"x": math.nan, "y": math.inf}, {"x": 1.0}]))
+    row = update(RunMetrics(), with_metadata([{"x": math.nan, "y": math.inf}, {"x": 1.0}]))
 
     assert row["rollout/x"] == 1.0
     assert "rollout/y" not in row
@@ -292,8 +322,8 @@ def test_a_recorded_number_that_is_not_finite_is_left_out_of_its_mean() -> None:
 
 def test_texts_that_episodes_record_become_shares_that_stay_once_seen() -> None:
     metrics = RunMetrics()
-    first = metrics.update(with_metadata([{"ended": "done"}, {"ended": "limit"}, {}], fails=1))
-    second = metrics.update(with_metadata([{"ended": " "}, {"ended": "done"}]))
+    first = update(metrics, with_metadata([{"ended": "done"}, {"ended": "limit"}, {}], fails=1))
+    second = update(metrics, with_metadata([{"ended": " "}, {"ended": "done"}]))
 
     assert (first["rollout/ended/done"], first["rollout/ended/limit"]) == (0.5, 0.5)
     assert second["rollout/ended/limit"] == 0.0
@@ -302,8 +332,8 @@ def test_texts_that_episodes_record_become_shares_that_stay_once_seen() -> None:
 
 def test_only_sixteen_texts_of_a_run_have_their_own_share() -> None:
     metrics = RunMetrics()
-    metrics.update(with_metadata([{"ended": f"early {i}"} for i in range(10)]))
-    row = metrics.update(with_metadata([{"ended": f"late {i}"} for i in range(10)]))
+    update(metrics, with_metadata([{"ended": f"early {i}"} for i in range(10)]))
+    row = update(metrics, with_metadata([{"ended": f"late {i}"} for i in range(10)]))
 
     shares = {name: value for name, value in row.items() if name.startswith("rollout/ended/")}
     assert len(shares) == 17
@@ -312,15 +342,15 @@ def test_only_sixteen_texts_of_a_run_have_their_own_share() -> None:
 
 
 def test_a_number_and_a_text_under_one_key_are_told_apart() -> None:
-    row = RunMetrics().update(with_metadata([{"ended": "done"}, {"ended": 3}]))
+    row = update(RunMetrics(), with_metadata([{"ended": "done"}, {"ended": 3}]))
 
     assert (row["rollout/ended"], row["rollout/ended/done"]) == (3.0, 1.0)
 
 
 def test_totals_add_up_over_the_run() -> None:
     metrics = RunMetrics()
-    metrics.update(facts(group(0.0, 1.0), started=2))
-    metrics.update(facts(group(0.0, 1.0, None), started=9))
+    update(metrics, facts(group(0.0, 1.0), started=2))
+    update(metrics, facts(group(0.0, 1.0, None), started=9))
 
     totals = metrics.totals
     assert (totals["attempts/started"], totals["attempts/in_flight"]) == (9, 4)
@@ -330,7 +360,7 @@ def test_totals_add_up_over_the_run() -> None:
 
 def test_a_flag_counts_whatever_the_fate() -> None:
     flagged = tuple(replace(a, flags=Flags(True, True, True)) for a in group(1.0, None).attempts)
-    row = RunMetrics().update(facts(replace(group(), attempts=flagged)))
+    row = update(RunMetrics(), facts(replace(group(), attempts=flagged)))
 
     assert (row["attempts/timed_out"], row["attempts/retried"]) == (2, 2)
 
@@ -348,7 +378,7 @@ def whole_row() -> dict[str, float]:
         )
     )
     made = with_metadata([{"score": 1, "ended": "done"}, {}], fails=1)
-    return RunMetrics().update(made) | evaluation.metrics
+    return update(RunMetrics(), made) | evaluation.metrics
 
 
 def pattern(name: str) -> re.Pattern[str]:

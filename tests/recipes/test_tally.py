@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loops_cookbook.attempts import Attempt, Discarded, Fate, Group, Rejection
-from loops_cookbook.recipes.tally import Labels, Moments, Tally, fates
+from loops_cookbook.recipes.tally import Labels, Moments, Tally, fates, rollout_rows
+from loops_cookbook.records import RolloutRow
 from loops_cookbook.tokens import SampledTokens, Trajectory, Turn, ids_of, logprobs_of
 
 WITHOUT_REWARD = [fate for fate in Fate if fate.kind == "discarded"]
@@ -31,6 +32,10 @@ def attempt(reward: float | None, *, why: Fate = Fate.FAILED, logprob: float = -
 
 def group(*attempts: Attempt) -> Group:
     return Group(0, "orders", 0, "tasks.jsonl:1", 0, 3, attempts)
+
+
+def rows_of(group: Group, why: Rejection | None) -> list[RolloutRow]:
+    return rollout_rows(fates(group, why))
 
 
 @pytest.mark.parametrize("why", WITHOUT_REWARD)
@@ -56,8 +61,9 @@ def test_moments_are_those_of_all_numbers_at_once(numbers: list[float]) -> None:
 
 def test_the_entropy_weighs_every_token_the_same() -> None:
     tally = Tally(Labels())
-    tally.add(group(attempt(1.0, logprob=-1.0), attempt(None, logprob=-2.0)), None)
-    tally.add(group(attempt(0.0, logprob=-6.0)), Rejection("no_variance"))
+    tally.add(rows_of(group(attempt(1.0, logprob=-1.0), attempt(None, logprob=-2.0)), None), None)
+    why = Rejection("no_variance")
+    tally.add(rows_of(group(attempt(0.0, logprob=-6.0)), why), why)
 
     assert tally.means()["entropy"] == pytest.approx(3.0)
 
@@ -67,7 +73,7 @@ def test_nothing_of_a_group_is_kept() -> None:
     tally = Tally(Labels())
     one = group(attempt(1.0))
     ids = weakref.ref(one.attempts[0].trajectory.turns[0].prompt_ids)
-    tally.add(one, Rejection("no_variance"))
+    tally.add(rows_of(one, Rejection("no_variance")), Rejection("no_variance"))
     del one
     gc.collect()
 
@@ -83,6 +89,7 @@ def test_a_tally_of_nothing_has_counts_of_0_and_no_means() -> None:
 
 def test_means_are_finite_where_logprobs_are_large() -> None:
     tally = Tally(Labels())
-    tally.add(group(*(attempt(1.0, logprob=float(np.float32(-1e30))) for _ in range(9))), None)
+    large = group(*(attempt(1.0, logprob=float(np.float32(-1e30))) for _ in range(9)))
+    tally.add(rows_of(large, None), None)
 
     assert math.isfinite(tally.means()["entropy"])

@@ -106,6 +106,13 @@ class TrainingTable(StrictModel):
     max_consecutive_unusable_groups: Annotated[int, Field(ge=0)] = 20
     """Rejected groups in a row that stop the run. 0: never."""
 
+    checkpoint_every: Annotated[int, Field(ge=0)] = 10
+    """Updates between two checkpoints. There is one after the last update besides, and one where an
+    evaluation is the best so far. 0: only those two."""
+
+    keep: Annotated[int, Field(ge=0)] = 2
+    """Checkpoints that stay: so many of the newest, beside the last and the best."""
+
     shuffle: bool = True
     """Whether each epoch draws the tasks in an order of its own."""
 

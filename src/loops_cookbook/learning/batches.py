@@ -7,7 +7,7 @@ is dropped: it is in one batch or among `leftovers`. Whether a group is usable i
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from loops_cookbook.attempts import Attempt, Discarded, Group, Rejection
@@ -75,6 +75,7 @@ class Batcher:
             0: never.
         aggregation: see `datums`.
         first_serial: the serial of the first group to come.
+        settled: serials after it that will not come, since they were settled before.
     """
 
     def __init__(
@@ -84,7 +85,9 @@ class Batcher:
         max_consecutive_unusable: int = 20,
         aggregation: Aggregation = "sum",
         first_serial: int = 0,
+        settled: Collection[int] = (),
     ) -> None:
+        self._settled = frozenset(settled)
         self._groups_per_update = groups_per_update
         self._limit = max_consecutive_unusable
         self._aggregation: Aggregation = aggregation
@@ -151,21 +154,34 @@ class Batcher:
         if not self._limit:
             return
         first = last = serial
-        while isinstance(self._waiting.get(first - 1), _Unusable):
-            first -= 1
-        while isinstance(self._waiting.get(last + 1), _Unusable):
-            last += 1
+        while isinstance(self._waiting.get(before := self._before(first)), _Unusable):
+            first = before
+        while isinstance(self._waiting.get(after := self._after(last)), _Unusable):
+            last = after
         row = list(self._in_a_row) if first == self._next else []
-        for each in (self._waiting[s] for s in range(first, last + 1)):
+        for each in (self._waiting[s] for s in range(first, last + 1) if s not in self._settled):
             assert isinstance(each, _Unusable)
             row.append(each)
         if len(row) >= self._limit:
             raise NoLearningSignal(_why_nothing_is_learnt(row))
 
+    def _after(self, serial: int) -> int:
+        """The serial of the group that comes after another."""
+        serial += 1
+        while serial in self._settled:
+            serial += 1
+        return serial
+
+    def _before(self, serial: int) -> int:
+        serial -= 1
+        while serial in self._settled:
+            serial -= 1
+        return serial
+
     def _advance(self, serial: int) -> JudgedGroup | None:
         """Go past a settled group; it, where it is usable."""
         settled = self._waiting.pop(serial)
-        self._next = serial + 1
+        self._next = self._after(serial)
         if isinstance(settled, JudgedGroup):
             self._usable.append(settled)
             self._in_a_row.clear()

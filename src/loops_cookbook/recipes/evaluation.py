@@ -13,7 +13,7 @@ import anyio
 from loops_cookbook.attempts import Attempt, Group
 from loops_cookbook.recipes.plan import PlannedSet
 from loops_cookbook.recipes.scores import EvaluationFacts, evaluation_row
-from loops_cookbook.records import Recorder
+from loops_cookbook.records import EvaluationRow, Recorder
 from loops_cookbook.rollouts.scheduler import run_set
 from loops_cookbook.rollouts.stall import Narrator
 from loops_cookbook.rollouts.trial import AttemptContext
@@ -52,14 +52,23 @@ class Evaluations:
         self._recorder = recorder
         self._narrator = narrator
 
-    async def run(self, *, update: int, policy_version: int) -> None:
+    async def run(
+        self, *, update: int, policy_version: int, done: Sequence[EvaluationRow] = ()
+    ) -> list[EvaluationRow]:
         """Run every set on the policy that is served, one after another, and record each.
 
         Args:
             update: how many updates the policy has had.
             policy_version: the version to sample from.
+            done: the rows of sets that were evaluated after this update before.
+
+        Returns:
+            A row for each set, in the config's order.
         """
+        rows = {row.set: row for row in done}
         for held_out in self._sets:
+            if held_out.name in rows:
+                continue
             began = anyio.current_time()
             groups = await self._groups(held_out, policy_version)
             facts = EvaluationFacts(
@@ -71,7 +80,9 @@ class Evaluations:
                 at=time.time(),
                 seconds=anyio.current_time() - began,
             )
-            self._recorder.evaluation(evaluation_row(facts))
+            rows[held_out.name] = evaluation_row(facts)
+            self._recorder.evaluation(rows[held_out.name])
+        return [rows[held_out.name] for held_out in self._sets]
 
     async def _groups(self, held_out: PlannedSet, policy_version: int) -> list[Group]:
         name, attempts, ended = held_out.name, held_out.attempts, 0

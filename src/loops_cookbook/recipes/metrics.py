@@ -8,17 +8,17 @@ known over the whole run, and adds rejected groups up until the next row.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import fmean
 from typing import TypeAlias
 
 import numpy as np
 
-from loops_cookbook.attempts import Attempt, Fate, Group, Rejection
+from loops_cookbook.attempts import Group, Rejection
 from loops_cookbook.learning.datums import Datum
 from loops_cookbook.recipes.tally import Labels, Tally, fate_counts
-from loops_cookbook.records import spread
+from loops_cookbook.records import RolloutRow, spread
 from loops_cookbook.services.base import AdamParams, StepResult
 from loops_cookbook.tokens import Logprobs
 
@@ -96,33 +96,70 @@ MetricRow: TypeAlias = dict[str, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UpdateFacts:
-    """What one update was made of, and what came of it."""
+class BatchFacts:
+    """What an update is made of, as it is sent."""
 
-    trained: Sequence[Group]
+    groups: Sequence[Group]
+    rows: Sequence[Sequence[RolloutRow]]
+    """Of each group's attempts, as they will be once it is trained."""
+    policy_version: int
+    """That the update is applied to."""
+    attempts_started: int
+    """In the run so far, evaluations left out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutcomeFacts:
+    """What came of an update."""
+
     datums: Sequence[Datum]
     """The batch, as it was sent."""
     result: StepResult
     adam: AdamParams
-    trained_version: int
-    """The policy version that the update was applied to."""
-    published_version: int
-    """The policy version that it made."""
-    attempts_started: int
-    """In the run so far, evaluations left out."""
-    update_seconds: float
-    """Since the update before, evaluations left out."""
+    policy_version: int
+    """That the update made."""
     training_seconds: float
+    update_seconds: float | None
+    """Since the update before, evaluations left out; None where a kill came between."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """The part of an update's row that is known before it is applied; plain JSON."""
+
+    metrics: MetricRow
+    counts: Mapping[str, int]
+    """Those of its metrics that add up over a run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """What a resumed run counted before."""
+
+    totals: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Of all attempts whose fate is known, those of `rejected` left out."""
+    attempts_started: int = 0
+    """Those of `rejected` left out."""
+    told: Sequence[RolloutRow] = ()
+    """Rows in the order in which they were told, for the texts that have a share of their own."""
+    rejected: Sequence[tuple[Sequence[RolloutRow], Rejection]] = ()
+    """Groups that count in the next row."""
 
 
 class RunMetrics:
     """Makes the row of each update, in order, and counts over the whole run."""
 
-    def __init__(self) -> None:
-        self._totals: Counter[str] = Counter()
-        self._started = 0
+    def __init__(self, before: Counted | None = None) -> None:
+        before = before or Counted()
+        self._totals: Counter[str] = Counter(before.totals)
+        self._started = before.attempts_started
         self._labels = Labels()
+        self._labels.remember(before.told)
         self._tally = Tally(self._labels)
+        self._sent_with: Mapping[str, int] = {}
+        """Counts of the rejected groups in a draft that is not applied yet."""
+        for rows, why in before.rejected:
+            self._tally.add(rows, why)
 
     @property
     def totals(self) -> dict[str, int]:
@@ -134,38 +171,40 @@ class RunMetrics:
             **dict(sorted(self._totals.items())),
         }
 
-    def rejected(self, group: Group, why: Rejection) -> None:
-        """Count a rejected group in the next row."""
-        self._tally.add(group, why)
+    def rejected(self, rows: Sequence[RolloutRow], why: Rejection) -> None:
+        """Count the attempts of a rejected group in the next row."""
+        self._tally.add(rows, why)
 
-    def update(self, facts: UpdateFacts) -> MetricRow:
-        """The row of an update: every metric that it has a value for."""
+    def draft(self, facts: BatchFacts) -> Draft:
+        """What the row of an update has before it is applied."""
         tally, self._tally = self._tally, Tally(self._labels)
-        for group in facts.trained:
-            tally.add(group, None)
-        rows = (r for group in facts.trained for a in group.graded for r in a.sequences)
-        counts = tally.counts | {"tokens/trained": sum(row.trained_tokens for row in rows)}
+        self._sent_with = tally.counts
+        for rows in facts.rows:
+            tally.add(rows, None)
+        sequences = (r for group in facts.groups for a in group.graded for r in a.sequences)
+        counts = tally.counts | {"tokens/trained": sum(row.trained_tokens for row in sequences)}
         started = facts.attempts_started - self._started
         self._started = facts.attempts_started
-        self._totals.update(counts)
+        finished = self._totals["attempts/finished"] + counts["attempts/finished"]
         row = _reward_metrics(facts) | tally.rewards() | self._failures_seen() | counts
-        row |= {
-            "attempts/started": started,
-            "attempts/in_flight": self.totals["attempts/in_flight"],
-        }
-        row |= tally.recorded()
-        row |= _policy_metrics(facts) | sample_train_kl(facts.datums, facts.result.logprobs)
-        row |= _trainer_metrics(facts) | tally.means()
-        return {name: float(value) for name, value in row.items()}
+        row |= {"attempts/started": started, "attempts/in_flight": self._started - finished}
+        row |= tally.recorded() | _policy_metrics(facts) | tally.means()
+        return Draft({name: float(value) for name, value in row.items()}, counts)
 
-    def end(
-        self, fated: Iterable[tuple[Attempt, Fate]], *, attempts_started: int
-    ) -> dict[str, int]:
+    def applied(self, draft: Draft, facts: OutcomeFacts) -> MetricRow:
+        """The row of an update: every metric that it has a value for."""
+        self._totals.update(draft.counts)
+        self._sent_with = {}
+        row = draft.metrics | sample_train_kl(facts.datums, facts.result.logprobs)
+        return row | _outcome_metrics(facts)
+
+    def end(self, rows: Iterable[RolloutRow], *, attempts_started: int) -> dict[str, int]:
         """Count what is in no row when the run ends: these attempts, and the groups rejected since
         the last row; the last totals."""
         self._started = attempts_started
+        self._totals.update(self._sent_with)
         self._totals.update(self._tally.counts)
-        self._totals.update(fate_counts(fated))
+        self._totals.update(fate_counts(rows))
         return self.totals
 
     def _failures_seen(self) -> dict[str, int]:
@@ -222,8 +261,8 @@ def metrics_page() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _reward_metrics(facts: UpdateFacts) -> MetricRow:
-    rewards = [[a.reward for a in g.attempts if a.reward is not None] for g in facts.trained]
+def _reward_metrics(facts: BatchFacts) -> MetricRow:
+    rewards = [[a.reward for a in g.attempts if a.reward is not None] for g in facts.groups]
     trained = [of_group for of_group in rewards if of_group]
     if not trained:
         return {}
@@ -233,23 +272,29 @@ def _reward_metrics(facts: UpdateFacts) -> MetricRow:
     }
 
 
-def _policy_metrics(facts: UpdateFacts) -> MetricRow:
-    row: MetricRow = {"policy/version": facts.published_version}
-    ages = [facts.trained_version - group.policy_version for group in facts.trained]
+def _policy_metrics(facts: BatchFacts) -> MetricRow:
+    row: MetricRow = {}
+    ages = [facts.policy_version - group.policy_version for group in facts.groups]
     if ages:
         row["policy/staleness_mean"] = fmean(ages)
         row["policy/staleness_max"] = max(ages)
-    if trained := [attempt for group in facts.trained for attempt in group.graded]:
+    if trained := [attempt for group in facts.groups for attempt in group.graded]:
         row["tokens/sequences_per_attempt"] = fmean(len(a.sequences) for a in trained)
     return row
 
 
-def _trainer_metrics(facts: UpdateFacts) -> MetricRow:
-    row: MetricRow = {"loss": facts.result.loss, "learning_rate": facts.adam.learning_rate}
+def _outcome_metrics(facts: OutcomeFacts) -> MetricRow:
+    row: MetricRow = {
+        "policy/version": float(facts.policy_version),
+        "loss": facts.result.loss,
+        "learning_rate": facts.adam.learning_rate,
+    }
     norm = facts.result.metrics.get("grad_norm")
     if norm is not None:
         limit = facts.adam.grad_clip_norm
         row["grad_norm"] = norm
         row["grad_clipped"] = float(0 < limit < norm)
-    row["time/update"], row["time/training"] = facts.update_seconds, facts.training_seconds
+    if facts.update_seconds is not None:
+        row["time/update"] = facts.update_seconds
+    row["time/training"] = facts.training_seconds
     return row

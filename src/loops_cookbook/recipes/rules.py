@@ -10,6 +10,7 @@ from loops_cookbook.rollouts.limits import Limits
 from loops_cookbook.rollouts.scheduler import ScheduleRules
 from loops_cookbook.rollouts.staleness import Gate
 from loops_cookbook.rollouts.trial import AttemptContext, AttemptRules, SamplingTerms
+from loops_cookbook.rundir.past import Past
 from loops_cookbook.runtimes.base import Runtime
 from loops_cookbook.services.base import AdamParams, LossSpec, Service
 
@@ -30,25 +31,30 @@ def attempt_context(plan: Plan, runtime: Runtime, keeper: Keeper) -> AttemptCont
     )
 
 
-def batcher(plan: Plan) -> Batcher:
-    """What makes batches of groups."""
+def batcher(plan: Plan, past: Past) -> Batcher:
+    """What makes batches of the groups that are still to come."""
     training = plan.config.training
     return Batcher(
         training.groups_per_update,
         max_consecutive_unusable=training.max_consecutive_unusable_groups,
         aggregation=training.loss_aggregation,
+        first_serial=past.again[0] if past.again else past.next_serial,
+        settled=past.settled,
     )
 
 
-def schedule_rules(plan: Plan) -> ScheduleRules:
-    """How many groups, of what, in which order."""
+def schedule_rules(plan: Plan, past: Past) -> ScheduleRules:
+    """How many more groups, of what, in which order."""
     training = plan.config.training
+    left = None if training.updates is None else training.updates - past.update
     return ScheduleRules(
         group_size=training.group_size,
-        gate=Gate(training.groups_per_update, training.staleness_bound, updates=training.updates),
+        gate=Gate(training.groups_per_update, training.staleness_bound, updates=left),
         seed=training.seed,
         epochs=training.epochs,
         shuffle=training.shuffle,
+        first_serial=past.next_serial,
+        again=past.again,
     )
 
 

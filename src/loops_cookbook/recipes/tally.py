@@ -6,11 +6,10 @@ that counts them needs sums alone. What would be a mean over nothing is left out
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
-
-import numpy as np
+from collections.abc import Iterable, Mapping, Sequence
 
 from loops_cookbook.attempts import Attempt, Fate, Group, Rejection, Scalar
+from loops_cookbook.records import RolloutRow
 
 _OWN_SHARES = 16
 _LONGEST_LABEL = 60
@@ -26,18 +25,33 @@ def fates(group: Group, rejection: Rejection | None) -> list[tuple[Attempt, Fate
     ]
 
 
-def fate_counts(fated: Iterable[tuple[Attempt, Fate]]) -> Counter[str]:
+def rollout_rows(fated: Iterable[tuple[Attempt, Fate]]) -> list[RolloutRow]:
+    """The rows of attempts whose fates are known."""
+    return [RolloutRow.of(attempt, fate) for attempt, fate in fated]
+
+
+def fate_counts(rows: Iterable[RolloutRow]) -> Counter[str]:
     """How many attempts came to each fate, under the names of the metrics."""
     counts: Counter[str] = Counter()
-    for attempt, fate in fated:
+    for row in rows:
+        fate = row.fate
         counts["attempts/finished"] += 1
         counts[f"attempts/{fate.kind}"] += 1
         if fate.kind != fate.value:
             counts[f"attempts/{fate}"] += 1
-        if fate is Fate.FAILED and attempt.discarded is not None:
-            counts[f"attempts/failed/{attempt.discarded.exception or 'unknown'}"] += 1
-        counts["attempts/timed_out"] += attempt.flags.timed_out
-        counts["attempts/retried"] += attempt.flags.retried
+        if fate is Fate.FAILED:
+            counts[f"attempts/failed/{row.exception or 'unknown'}"] += 1
+        counts["attempts/timed_out"] += row.flags.timed_out
+        counts["attempts/retried"] += row.flags.retried
+    return counts
+
+
+def token_counts(rows: Iterable[RolloutRow]) -> Counter[str]:
+    """How many tokens attempts sent and sampled, under the names of the metrics."""
+    counts: Counter[str] = Counter()
+    for row in rows:
+        counts["tokens/prompt"] += row.prompt_tokens
+        counts["tokens/sampled"] += row.sampled_tokens
     return counts
 
 
@@ -72,12 +86,13 @@ class Tally:
         self._texts: dict[str, Counter[str]] = {}
         self._labels = labels
 
-    def add(self, group: Group, rejection: Rejection | None) -> None:
-        """Take in a group that was trained, or rejected."""
+    def add(self, rows: Sequence[RolloutRow], rejection: Rejection | None) -> None:
+        """Take in the attempts of a group that was trained, or rejected."""
         self._counts["groups/usable" if rejection is None else f"groups/{rejection.reason}"] += 1
-        self._counts.update(fate_counts(fates(group, rejection)))
-        for attempt in group.attempts:
-            self._add_attempt(attempt)
+        self._counts.update(fate_counts(rows))
+        self._counts.update(token_counts(rows))
+        for row in rows:
+            self._add_row(row)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -112,18 +127,14 @@ class Tally:
             row["entropy"] = -self._logprobs.mean
         return row
 
-    def _add_attempt(self, attempt: Attempt) -> None:
-        trajectory, timing = attempt.trajectory, attempt.timing
-        self._counts["tokens/prompt"] += trajectory.prompt_tokens
-        self._counts["tokens/sampled"] += trajectory.sampled_tokens
-        for turn in trajectory.turns:
-            logprobs = turn.sampled.logprobs
-            self._logprobs.add_sum(float(logprobs.sum(dtype=np.float64)), len(logprobs))
-        if attempt.reward is not None:
-            self._rewards.add(attempt.reward)
-            self._record(attempt.metadata)
+    def _add_row(self, row: RolloutRow) -> None:
+        if row.logprob_mean is not None:
+            self._logprobs.add_sum(row.logprob_mean * row.sampled_tokens, row.sampled_tokens)
+        if row.reward is not None:
+            self._rewards.add(row.reward)
+            self._record(row.metadata)
         for name, time in self._times.items():
-            time.add(getattr(timing, name))
+            time.add(getattr(row.timing, name))
 
     def _record(self, metadata: Mapping[str, Scalar]) -> None:
         for key, value in metadata.items():
@@ -176,6 +187,14 @@ class Labels:
 
     def __init__(self) -> None:
         self._own: dict[str, list[str]] = {}
+
+    def remember(self, rows: Iterable[RolloutRow]) -> None:
+        """Take in what earlier rows recorded, in the order in which it came up."""
+        for row in rows:
+            if row.reward is not None:
+                for key, value in row.metadata.items():
+                    if isinstance(value, str):
+                        self.label(key, value)
 
     def label(self, key: str, value: str) -> str:
         """The text under which a value counts: its own, or `other`."""

@@ -6,7 +6,7 @@ of a name and some numbers, so it does not depend on a process, on a version of 
 or on what ran before; a group that is sampled anew works at the same task with the same seeds.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import count
@@ -26,7 +26,13 @@ class Drawn:
 
 
 def draw(
-    tasks: int, seed: int, *, epochs: int | None = None, shuffle: bool = True, first: int = 0
+    tasks: int,
+    seed: int,
+    *,
+    epochs: int | None = None,
+    shuffle: bool = True,
+    first: int = 0,
+    again: Iterable[int] = (),
 ) -> Iterator[Drawn]:
     """Draw tasks without replacement, epoch after epoch.
 
@@ -36,9 +42,12 @@ def draw(
         epochs: how often to go through them; None: without an end.
         shuffle: False: in the order of the file, in every epoch.
         first: the serial to begin with.
+        again: serials to draw before it, which were drawn by another process.
     """
     if tasks < 1:
         return
+    for serial in again:
+        yield next(draw(tasks, seed, epochs=epochs, shuffle=shuffle, first=serial))
     start, position = divmod(first, tasks)
     serial = first
     for epoch in count(start) if epochs is None else range(start, epochs):

@@ -8,7 +8,7 @@ of the stream or is among the `leftovers`, never both. An error in here comes ou
 
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
@@ -41,6 +41,12 @@ class ScheduleRules:
     """How often to go through the tasks; None: as long as they are taken."""
     shuffle: bool = True
     first_serial: int = 0
+    again: tuple[int, ...] = ()
+    """Serials before it that are started first: their groups were cut."""
+
+
+def _nobody(start: GroupStart) -> None:
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +77,7 @@ class Scheduler:
         context: what all attempts share.
         tasks: what there is to work at.
         rules: how many groups, of what, in which order.
-        policy_version: the version that is served at first.
+        on_start: told of each group before any of its attempts begins.
     """
 
     def __init__(
@@ -80,12 +86,13 @@ class Scheduler:
         tasks: Sequence[Task[BaseModel]],
         rules: ScheduleRules,
         *,
-        policy_version: int = 0,
+        on_start: Callable[[GroupStart], None] = _nobody,
     ) -> None:
         self._context = context
         self._tasks = tasks
         self._rules = rules
-        self._version = policy_version
+        self._on_start = on_start
+        self._version = 0
         self._stream = _SettledGroups()
         self._cut: list[Group] = []
         self._started = self._rejected = self._published = self._running = 0
@@ -157,14 +164,15 @@ class Scheduler:
             epochs=rules.epochs,
             shuffle=rules.shuffle,
             first=rules.first_serial,
+            again=rules.again,
         )
         for each in drawn:
             if not await self._gate_opened():
                 break
             task = self._tasks[each.index]
-            group.start_soon(
-                self._run, GroupStart(each.serial, task, each.epoch, policy_version=self._version)
-            )
+            start = GroupStart(each.serial, task, each.epoch, policy_version=self._version)
+            self._on_start(start)
+            group.start_soon(self._run, start)
             self._started += 1
             self._running += 1
         while self._running:

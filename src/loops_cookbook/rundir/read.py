@@ -22,6 +22,7 @@ from loops_cookbook.records import (
     GroupRow,
     RolloutRow,
     RunRow,
+    StartRow,
     StepRow,
     Transcript,
 )
@@ -36,6 +37,7 @@ _GROUP = TypeAdapter(GroupRow)
 _ROLLOUT = TypeAdapter(RolloutRow)
 _EVALUATION = TypeAdapter(EvaluationRow)
 _CHECKPOINT = TypeAdapter(CheckpointRow)
+_START = TypeAdapter(StartRow)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +60,15 @@ class RecordedRun:
 
     def rollouts(self) -> tuple[RolloutRow, ...]:
         """A row for each attempt whose fate is known."""
-        return _typed(self.folder.rollouts, _rollout)
+        return _typed(self.folder.rollouts, rollout_row)
 
     def evaluations(self) -> tuple[EvaluationRow, ...]:
         """A row for each evaluation of a set, in order."""
-        return _typed(self.folder.evaluations, _EVALUATION.validate_python)
+        return read_evaluations(self.folder)
+
+    def starts(self) -> tuple[StartRow, ...]:
+        """A row for each group that was started, as they were started."""
+        return _typed(self.folder.starts, _START.validate_python)
 
     def checkpoints(self) -> tuple[CheckpointRow, ...]:
         """A row for each checkpoint that was saved, in order; those not kept included."""
@@ -93,6 +99,15 @@ def open_run(root: Path) -> RecordedRun:
             f"schemas up to {SCHEMA_VERSION}: install a newer version"
         )
     return RecordedRun(folder, _valid(folder.run, _RUN.validate_python, row))
+
+
+def read_evaluations(folder: RunFolder) -> tuple[EvaluationRow, ...]:
+    """A row for each evaluation of a set, in order.
+
+    Raises:
+        RunFolderError: one is damaged.
+    """
+    return _typed(folder.evaluations, _EVALUATION.validate_python)
 
 
 def _typed(path: Path, read: Callable[[Row], T]) -> tuple[T, ...]:
@@ -137,7 +152,12 @@ def _number(value: object) -> bool:
     return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
 
 
-def _rollout(row: Row) -> RolloutRow:
+def rollout_row(row: Row) -> RolloutRow:
+    """A row of `rollouts.jsonl`.
+
+    Raises:
+        ValueError: it is none.
+    """
     metadata = row.get("metadata")
     if isinstance(metadata, dict):
         row = {**row, "metadata": nan_for_null(cast("dict[str, Scalar | None]", metadata))}

@@ -91,6 +91,10 @@ class UpdateStore:
         names = (p.stem for p in self._folder.iterdir() if p.suffix == _SUFFIX)
         return sorted(int(name) for name in names if name.isdecimal())
 
+    def forget(self, update: int) -> None:
+        """Forget an update that is not known to be applied, and shall not be applied again."""
+        self._path(update).unlink(missing_ok=True)
+
     def drop(self, last: int) -> None:
         """Forget every update up to this one, which a checkpoint has."""
         for update in self.kept():

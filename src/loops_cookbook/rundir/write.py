@@ -16,7 +16,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from itertools import count
-from typing import Literal, Self, TypeAlias
+from typing import Literal, Self, TypeAlias, cast
 
 from loops_cookbook.attempts import Attempt
 from loops_cookbook.journal import Journal, encode, read_rows, utf8, write_atomically
@@ -33,6 +33,7 @@ from loops_cookbook.records import (
     Transcript,
 )
 from loops_cookbook.rundir.layout import RunFolder, locked, transcript_stem
+from loops_cookbook.rundir.read import read_evaluations
 from loops_cookbook.rundir.transcripts import transcript_text
 
 Trace: TypeAlias = Literal["full", "samples", "off"]
@@ -86,11 +87,20 @@ class RunWriter:
             self._rollouts = opened.enter_context(Journal(self._folder.rollouts))
             self._evaluations = opened.enter_context(Journal(self._folder.evaluations))
             self._log = opened.enter_context(self._folder.log.open("ab", buffering=0))
-            rows = read_rows(self._folder.evaluations)
-            self._evaluated.update(str(row.get("set")) for _, row in rows)
-            self._taken.update(os.listdir(self._folder.transcripts))
+            self._take_up()
             self._open = opened.pop_all()
         return self
+
+    def _take_up(self) -> None:
+        """Know what is there already, and add the scores that a kill kept from an update's row."""
+        steps = [row for _, row in read_rows(self._folder.steps)]
+        last = steps[-1] if steps else {}
+        self._update = cast("int | None", last.get("update"))
+        for row in read_evaluations(self._folder):
+            self._evaluated[row.set] += 1
+            if row.update == self._update and not row.metrics.keys() <= last.keys():
+                self._steps.amend(row.metrics)
+        self._taken.update(os.listdir(self._folder.transcripts))
 
     def __exit__(self, *exc: object) -> None:
         self._open.close()
@@ -116,7 +126,10 @@ class RunWriter:
     def fates(self, rows: Sequence[RolloutRow]) -> None:
         """Add rows to `rollouts.jsonl`, each with the name of its transcript."""
         self._rollouts.append(
-            {**row.to_json(), "transcript": self._name_of(TRAIN, row.group, row.attempt)}
+            {
+                **row.to_json(),
+                "transcript": row.transcript or self._name_of(TRAIN, row.group, row.attempt),
+            }
             for row in rows
         )
 

@@ -122,6 +122,7 @@ class Scorer(Protocol):
         ...
 
 
+@runtime_checkable
 class Checkpointer(Protocol):
     """A trainer that can also keep its state; a run of one that cannot has no checkpoints."""
 

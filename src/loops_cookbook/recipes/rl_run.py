@@ -1,0 +1,369 @@
+"""The loop of an RL run: the next batch, an update, its records, and what comes between two.
+
+A batch is kept before it is sent, and its attempts are told as trained once the trainer has applied
+it: whatever comes in between, it is in the weights exactly once. A run that goes on loads what was
+kept last, applies the batches that were sent since, and starts the groups that were cut again.
+"""
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import anyio
+
+from loops_cookbook.attempts import Attempt, Fate, Group
+from loops_cookbook.errors import NoLearningSignal, ServiceRefused
+from loops_cookbook.learning.batches import Batch, JudgedGroup
+from loops_cookbook.recipes.checkpoints import (
+    CheckpointRules,
+    Checkpoints,
+    Standing,
+    score_of,
+)
+from loops_cookbook.recipes.collect import Collector
+from loops_cookbook.recipes.evaluation import Evaluations, is_due
+from loops_cookbook.recipes.metrics import BatchFacts, Counted, OutcomeFacts, RunMetrics
+from loops_cookbook.recipes.plan import Plan
+from loops_cookbook.recipes.rules import (
+    adam_params,
+    batcher,
+    loss_spec,
+    schedule_rules,
+)
+from loops_cookbook.recipes.sent import SentUpdate, from_kept, to_keep
+from loops_cookbook.recipes.tally import fate_counts, fates, rollout_rows, token_counts
+from loops_cookbook.records import TRAIN, EvaluationRow, GroupRow, Recorder, RolloutRow, StepRow
+from loops_cookbook.rollouts.attempt import GroupStart
+from loops_cookbook.rollouts.keeper import open_group
+from loops_cookbook.rollouts.scheduler import Scheduler
+from loops_cookbook.rollouts.stall import Narrator
+from loops_cookbook.rollouts.trial import AttemptContext
+from loops_cookbook.rundir.past import Past
+from loops_cookbook.rundir.savepoints import SavePoints
+from loops_cookbook.services.base import Checkpointer, Service, StepResult
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What a run knows of before, and where it keeps what it would have to know."""
+
+    savepoints: SavePoints | None = None
+    """None: nothing is kept, and the run cannot be gone on with."""
+    past: Past | None = None
+    """Of a run that goes on."""
+    life: int = 0
+    """How often it was gone on with."""
+    start: str | None = None
+    """The checkpoint whose weights a new run begins with, as its service calls it."""
+
+
+class RLRun:
+    """One run of the RL recipe, and how far it came."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        service: Service,
+        shared: AttemptContext,
+        recorder: Recorder,
+        narrator: Narrator,
+        memory: Memory,
+    ) -> None:
+        past = memory.past or Past()
+        self._plan = plan
+        self._service = service
+        self._recorder = recorder
+        self._narrator = narrator
+        self._memory = memory
+        self._past = past
+        self._metrics = RunMetrics(_counted(past, plan.config.training.group_size))
+        context = replace(shared, on_end=self._attempt_ended)
+        self._evaluations = Evaluations(plan.sets, context, recorder, narrator)
+        self._scheduler = Scheduler(
+            context, plan.tasks, schedule_rules(plan, past), on_start=self._group_started
+        )
+        self._collector = Collector(
+            batcher(plan, past),
+            advantage=plan.config.training.advantage,
+            rejected=self._group_rejected,
+            placed=self._group_placed,
+        )
+        self._loss = loss_spec(plan, service)
+        self._savepoints = None
+        self._checkpoints = None
+        if memory.savepoints is not None and isinstance(service.trainer, Checkpointer):
+            self._savepoints = memory.savepoints
+            training = plan.config.training
+            self._checkpoints = Checkpoints(
+                service.trainer,
+                memory.savepoints,
+                CheckpointRules(training.checkpoint_every, training.keep),
+                narrator,
+                past.checkpoints,
+            )
+        self._batch: Batch | None = None
+        """Taken, and not known to be applied."""
+        self._applied: Sequence[RolloutRow] = ()
+        """Of a batch that was applied and is in no row yet."""
+        self._losses: set[tuple[Fate, str | None]] = set()
+        """The ways in which attempts were lost so far."""
+        self._unfinished: set[int] = set(past.again)
+        """Groups that were started, and neither trained nor rejected."""
+        self._next_serial = past.next_serial
+        self._update = past.update
+        """Updates applied so far."""
+        self._scores: Sequence[EvaluationRow] = past.evaluations
+        """The evaluations of the policy as it is."""
+        self._next_row = past.update + 1
+        """The update in whose row a group counts that is rejected now."""
+        self._version = 0
+        """The policy version that is served."""
+        self._mark = 0.0
+        """When the last update, or the evaluation after it, ended."""
+
+    @property
+    def totals(self) -> dict[str, int]:
+        """Counts over the run so far."""
+        return self._metrics.totals
+
+    async def carry_out(self) -> None:
+        """Evaluate, then update after update until the plan is done or the tasks run out."""
+        last = self._plan.config.training.updates
+        await self._begin()
+        with self._narrator.waiting_for(self._scheduler.told):
+            async with self._scheduler.running() as groups, open_group() as beside:
+                beside.start_soon(self._collector.collect, groups)
+                await self._look(is_last=self._update == last)
+                while self._update != last and (batch := await self._next_batch()) is not None:
+                    await self._train_on(batch)
+                beside.cancel_scope.cancel()
+        if self._update == 0:
+            raise NoLearningSignal(
+                f"the tasks ran out and no group of {self._scheduler.counts.started} could be "
+                "trained on: see groups.jsonl for why, and choose tasks that the model solves some "
+                "of the time"
+            )
+        if self._update != last:  # an end that was not known beforehand
+            await self._look(is_last=True)
+
+    def settle(self) -> dict[str, int]:
+        """Give every attempt that has no fate yet the one that the end of the run gives it.
+
+        Returns:
+            The run's last counts.
+        """
+        untrained: list[Group] = []
+        if self._batch is not None:
+            untrained = [each.group for each in self._batch.groups]
+            if self._savepoints is not None:  # it is not known to be applied: it is sampled anew
+                self._savepoints.updates.forget(self._update + 1)
+        left = [*untrained, *self._collector.close(), *self._scheduler.leftovers]
+        surplus = rollout_rows(pair for group in left for pair in _surplus(group))
+        told = [*self._applied, *surplus]
+        self._recorder.fates(told)
+        return self._metrics.end(told, attempts_started=self._attempts_started)
+
+    @property
+    def _attempts_started(self) -> int:
+        size = self._plan.config.training.group_size
+        return self._past.attempts_started + self._scheduler.counts.started * size
+
+    def _is_due(self) -> bool:
+        config = self._plan.config
+        return is_due(self._update, every=config.evaluation.every, last=config.training.updates)
+
+    async def _begin(self) -> None:
+        """Be where the run stood, or at its first weights."""
+        memory, past, trainer = self._memory, self._past, self._service.trainer
+        if memory.past is None and memory.start is None:
+            return
+        if past.lost:
+            self._recorder.fates(past.lost)
+        path = memory.start if past.checkpoint is None else past.checkpoint.path
+        if path is not None:
+            if not isinstance(trainer, Checkpointer):
+                raise ServiceRefused(
+                    f"the trainer has no `load`, so {path} cannot be loaded; give it one"
+                )
+            with self._narrator.waiting_for(f"{path} to be loaded"):
+                await trainer.load(path, with_optimizer=past.checkpoint is not None)
+        for update in past.kept:
+            await self._apply_again(update)
+        self._version = await trainer.publish(key=f"begin-{self._update}{self._again}")
+        self._scheduler.published(self._version, 0)
+        self._mark = anyio.current_time()
+
+    @property
+    def _again(self) -> str:
+        """What sets the names of calls apart that were made before, at another trainer."""
+        return f"+{self._memory.life}" if self._memory.life else ""
+
+    async def _apply_again(self, update: int) -> None:
+        assert self._memory.savepoints is not None, "a run that goes on has them"
+        sent = from_kept(self._memory.savepoints.updates.read(update))
+        began = anyio.current_time()
+        with self._narrator.waiting_for(f"the trainer, at work on update {update} again"):
+            result = await self._service.trainer.train(
+                sent.datums, sent.loss, sent.adam, key=f"{sent.key}{self._again}"
+            )
+        if update <= self._past.recorded:
+            return
+        missing = self._past.missing
+        places = {(row.group, row.attempt): row for row in sent.rows}
+        self._applied = [
+            replace(places[place], transcript=missing[place])
+            for place in places
+            if place in missing
+        ]
+        outcome = OutcomeFacts(
+            datums=sent.datums,
+            result=result,
+            adam=sent.adam,
+            policy_version=update,
+            training_seconds=anyio.current_time() - began,
+            update_seconds=None,
+        )
+        self._record(sent, outcome)
+
+    def _group_started(self, start: GroupStart) -> None:
+        if self._savepoints is not None:
+            self._savepoints.started(start.serial, start.task.name, start.policy_version)
+        self._unfinished.add(start.serial)
+        self._next_serial = max(self._next_serial, start.serial + 1)
+
+    def _attempt_ended(self, attempt: Attempt) -> None:
+        """Tell of it, and of the first that is lost in each way; rollouts.jsonl has all of them."""
+        self._recorder.attempt_ended(attempt, TRAIN)
+        lost = attempt.discarded
+        if lost is None or lost.fate is Fate.CANCELLED:
+            return
+        if (kind := (lost.fate, lost.exception)) not in self._losses:
+            self._losses.add(kind)
+            self._recorder.note(
+                "warning",
+                f"attempt {attempt.index} of group {attempt.group} (task {attempt.task!r}) is "
+                f"{lost.fate}: {lost.detail}; more of this kind are only counted, and named in "
+                "rollouts.jsonl",
+            )
+
+    def _group_rejected(self, judged: JudgedGroup) -> None:
+        group, why = judged.group, judged.rejection
+        assert why is not None
+        rows = rollout_rows(fates(group, why))
+        self._recorder.fates(rows)
+        # Its row is what settles it, and comes last: a kill before it has the group start again.
+        self._recorder.group_settled(GroupRow.of(group, why, update=self._next_row))
+        self._metrics.rejected(rows, why)
+        self._unfinished.discard(group.serial)
+        self._scheduler.rejected(group.serial)
+
+    def _group_placed(self, judged: JudgedGroup, batch: int) -> None:
+        update = self._past.update + batch + 1
+        self._recorder.group_settled(GroupRow.of(judged.group, None, update=update))
+
+    async def _next_batch(self) -> Batch | None:
+        with self._narrator.waiting_for(f"the batch of update {self._update + 1}"):
+            return await self._collector.next()
+
+    async def _train_on(self, batch: Batch) -> None:
+        self._batch, update = batch, self._update + 1
+        began, trainer = anyio.current_time(), self._service.trainer
+        sent = self._sent(batch, update)
+        if self._savepoints is not None:
+            self._savepoints.keep(to_keep(sent))
+        with self._narrator.waiting_for(f"the trainer, at work on update {update}"):
+            result = await trainer.train(sent.datums, sent.loss, sent.adam, key=sent.key)
+        # It is applied: whatever comes now, its attempts were trained, and never again.
+        self._batch, self._applied = None, sent.rows
+        with self._narrator.waiting_for(f"the weights of update {update} to be published"):
+            version = await trainer.publish(key=sent.key)
+        self._record(sent, self._outcome(sent, result, version, began))
+        self._unfinished.difference_update(sent.groups)
+        self._scheduler.published(version, len(sent.groups))
+        await self._look(is_last=update == self._plan.config.training.updates)
+
+    def _sent(self, batch: Batch, update: int) -> SentUpdate:
+        groups = [judged.group for judged in batch.groups]
+        rows = [rollout_rows(fates(group, None)) for group in groups]
+        facts = BatchFacts(
+            groups=groups,
+            rows=rows,
+            policy_version=self._version,
+            attempts_started=self._attempts_started,
+        )
+        draft = self._metrics.draft(facts)
+        self._next_row = update + 1
+        return SentUpdate(
+            update=update,
+            key=f"update-{update}",
+            datums=batch.datums,
+            loss=self._loss,
+            adam=adam_params(self._plan, update),
+            groups=tuple(group.serial for group in groups),
+            rows=tuple(row for of_group in rows for row in of_group),
+            draft=draft,
+        )
+
+    def _outcome(
+        self, sent: SentUpdate, result: StepResult, version: int, began: float
+    ) -> OutcomeFacts:
+        now = anyio.current_time()
+        self._version = version
+        since, self._mark = now - self._mark, now
+        return OutcomeFacts(
+            datums=sent.datums,
+            result=result,
+            adam=sent.adam,
+            policy_version=version,
+            training_seconds=now - began,
+            update_seconds=since,
+        )
+
+    def _record(self, sent: SentUpdate, outcome: OutcomeFacts) -> None:
+        """Write an update's row right after those of its attempts: no kill comes easily between."""
+        assert sent.draft is not None, "this recipe makes one for every update"
+        self._update, self._scores = sent.update, ()
+        metrics = self._metrics.applied(sent.draft, outcome)
+        applied, self._applied = self._applied, ()
+        self._recorder.fates(applied)
+        self._recorder.update(
+            StepRow(
+                update=sent.update, at=time.time(), metrics=metrics, totals=self._metrics.totals
+            )
+        )
+
+    async def _look(self, *, is_last: bool) -> None:
+        """Evaluate the policy and save it, where either is due; not twice."""
+        if is_last or self._is_due():
+            self._scores = await self._evaluations.run(
+                update=self._update, policy_version=self._version, done=self._scores
+            )
+        if self._checkpoints is not None:
+            standing = Standing(
+                next_serial=self._next_serial,
+                unfinished=tuple(sorted(self._unfinished)),
+                counts=self._metrics.totals,
+            )
+            score = score_of(self._scores, is_loss=False)
+            await self._checkpoints.after(self._update, standing, is_last=is_last, score=score)
+        self._mark = anyio.current_time()
+
+
+def _counted(past: Past, group_size: int) -> Counted:
+    """What was counted before a run goes on."""
+    rows = [*past.told, *past.lost]
+    totals = fate_counts(rows) + token_counts(rows)
+    pending = len(past.rejected) * group_size
+    return Counted(
+        totals={**totals, **past.groups, "tokens/trained": past.trained_tokens} if rows else {},
+        attempts_started=past.attempts_started - pending,
+        told=past.told,
+        rejected=past.rejected,
+    )
+
+
+def _surplus(group: Group) -> Iterable[tuple[Attempt, Fate]]:
+    return (
+        (attempt, Fate.SURPLUS if attempt.discarded is None else attempt.discarded.fate)
+        for attempt in group.attempts
+    )
