@@ -183,7 +183,7 @@ def test_what_a_training_table_has_is_either_in_the_table_or_the_command_s_own()
     """A new option of the trainer must be thought of for every engine."""
     own = {"updates", "epochs", "groups_per_update", "group_size", "schedule", "warmup", "mode"}
     own |= {"advantage", "max_staleness", "max_rollout_retries", "shuffle", "seed"}
-    own |= {"max_consecutive_unusable_groups"}
+    own |= {"max_consecutive_unusable_groups", "checkpoint_every", "keep"}
     everywhere = {"loss", "learning_rate"}
     told = {option.name for option in OPTIONS if option.table == "training"}
     assert set(TrainingTable.model_fields) == own | everywhere | told

@@ -11,6 +11,7 @@ from loops_cookbook.cli.examples import examples
 from loops_cookbook.cli.exits import guarded
 from loops_cookbook.cli.init import init
 from loops_cookbook.cli.models import models
+from loops_cookbook.cli.resuming import ResumableCommand
 from loops_cookbook.cli.run import run
 from loops_cookbook.cli.serve import serve
 
@@ -43,7 +44,7 @@ def loops(
 
 
 app.command()(guarded(check))
-app.command()(guarded(run))
+app.command(cls=ResumableCommand)(guarded(run))
 app.command()(guarded(cleanup))
 app.command()(guarded(init))
 app.command()(guarded(examples))

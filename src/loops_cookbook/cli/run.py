@@ -3,10 +3,10 @@
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import NoReturn
+from typing import NoReturn, TypeAlias
 
 import anyio
 import typer
@@ -22,6 +22,7 @@ from loops_cookbook.cli.options import (
     ScopeOption,
     SetOption,
 )
+from loops_cookbook.cli.resuming import Resumed, ResumeOption, find_resumed, told
 from loops_cookbook.cli.signals import answering_quit, until_signalled
 from loops_cookbook.config.environment import read_environment
 from loops_cookbook.config.load import load_config
@@ -33,8 +34,10 @@ from loops_cookbook.recipes.launch import (
     require_service,
     with_judges,
 )
+from loops_cookbook.recipes.memory import Memory
 from loops_cookbook.recipes.plan import Plan
 from loops_cookbook.recipes.plans import AnyPlan, plan_config
+from loops_cookbook.recipes.resume import file_digests
 from loops_cookbook.recipes.rl import Surroundings, run_rl
 from loops_cookbook.recipes.sandboxes import open_sandboxes, require_sandboxes
 from loops_cookbook.recipes.sft import run_sft
@@ -51,6 +54,8 @@ from loops_cookbook.report.console import (
 from loops_cookbook.report.progress import Progress
 from loops_cookbook.rollouts.stall import Narrator
 from loops_cookbook.rundir.layout import RunFolder, new_run_folder
+from loops_cookbook.rundir.past import Past, SFTPast
+from loops_cookbook.rundir.savepoints import SavePoints
 from loops_cookbook.rundir.write import RunWriter, versions
 
 LOG_WIDTH = 100
@@ -63,6 +68,7 @@ def run(
     scope: ScopeOption = None,
     env_file: EnvFileOption = None,
     debug: DebugOption = False,
+    resume: ResumeOption = None,
 ) -> None:
     """Train: on what an agent does, or on conversations, as the config's recipe says."""
     loaded = load_config(config, set_ or [])
@@ -73,13 +79,16 @@ def run(
         require_service(plan, os.environ)
         if isinstance(plan, Plan):
             require_sandboxes(plan.config)
+        resumed = None if resume is None else find_resumed(plan, resume)
         warnings = _warnings(plan)
-    folder = new_run_folder(loaded.output_dir, loaded.working_directory)
+    if resumed is None:
+        folder = new_run_folder(loaded.output_dir, loaded.working_directory)
+    else:
+        folder = resumed.run.folder
     typer.echo(f"run: {folder.root}", err=True)
     typer.echo(f"config: {loaded.path}", err=True)
-    typer.echo("policy: lasts as long as the run; this version saves no checkpoints", err=True)
     too_few = allow_open_files(_calls_at_once(plan))
-    _carry_out(plan, folder, [*warnings, *([too_few] if too_few else [])])
+    _carry_out(plan, folder, [*warnings, *([too_few] if too_few else [])], resumed)
 
 
 def _warnings(plan: AnyPlan) -> Sequence[str]:
@@ -93,7 +102,9 @@ def _calls_at_once(plan: AnyPlan) -> int:
     return AT_ONCE if isinstance(plan, SFTPlan) else plan.config.sampling_slots
 
 
-def _carry_out(plan: AnyPlan, folder: RunFolder, warnings: Sequence[str]) -> None:
+def _carry_out(
+    plan: AnyPlan, folder: RunFolder, warnings: Sequence[str], resumed: Resumed | None
+) -> None:
     output = plan.config.output
     progress = Progress(
         folder.root,
@@ -105,7 +116,9 @@ def _carry_out(plan: AnyPlan, folder: RunFolder, warnings: Sequence[str]) -> Non
         stdout_kept_for_the_answer(),
         progress,
         RunWriter(folder, trace=output.trace) as writer,
+        SavePoints(folder) as savepoints,
     ):
+        work = _work_of(plan, folder, savepoints, resumed)
         recorder = Fanout((writer, progress))
         narrator = Narrator(recorder.note)
         with logs_noted(recorder), answering_quit(narrator.tell):
@@ -124,23 +137,74 @@ def _carry_out(plan: AnyPlan, folder: RunFolder, warnings: Sequence[str]) -> Non
             around = Surroundings(rendering_limiter(plan), narrator, end_process)
             try:
                 with collecting_seldom():
-                    anyio.run(until_signalled, partial(_work, plan, folder, recorder, around))
+                    anyio.run(until_signalled, partial(work, recorder, around))
             finally:
                 keep_closing()
 
 
-async def _work(plan: AnyPlan, folder: RunFolder, recorder: Recorder, around: Surroundings) -> None:
-    opener = partial(open_service, plan, folder, os.environ, rendering=around.rendering)
-    row = _run_row(plan, folder)
+Work: TypeAlias = Callable[[Recorder, Surroundings], Awaitable[None]]
+
+
+def _work_of(
+    plan: AnyPlan, folder: RunFolder, savepoints: SavePoints, resumed: Resumed | None
+) -> Work:
+    """What there is to do, once it is known where the run stands."""
     if isinstance(plan, SFTPlan):
-        await run_sft(plan, opener, recorder, row, around.narrator)
-        return
+        memory = Memory[SFTPast](savepoints)
+        if resumed is not None:
+            past = resumed.sft_past(len(plan.batches))
+            memory = replace(memory, past=past, life=resumed.life)
+        return partial(_work_sft, plan, folder, memory, resumed)
+    of_run = Memory[Past](savepoints)
+    if resumed is not None:
+        of_run = replace(of_run, past=resumed.past(plan), life=resumed.life)
+    return partial(_work_rl, plan, folder, of_run, resumed)
+
+
+async def _work_sft(
+    plan: SFTPlan,
+    folder: RunFolder,
+    memory: Memory[SFTPast],
+    resumed: Resumed | None,
+    recorder: Recorder,
+    around: Surroundings,
+) -> None:
+    row = _row_of(plan, folder, recorder, resumed, memory.past)
+    opener = partial(open_service, plan, folder, os.environ, rendering=around.rendering)
+    await run_sft(plan, opener, recorder, row, around.narrator, memory)
+
+
+async def _work_rl(
+    plan: Plan,
+    folder: RunFolder,
+    memory: Memory[Past],
+    resumed: Resumed | None,
+    recorder: Recorder,
+    around: Surroundings,
+) -> None:
+    row = _row_of(plan, folder, recorder, resumed, memory.past)
+    opener = partial(open_service, plan, folder, os.environ, rendering=around.rendering)
     async with (
         with_judges(plan, os.environ) as judged,
         open_sandboxes(plan.config, folder) as sandboxes,
     ):
         ready = replace(judged, sandboxes=sandboxes)
-        await run_rl(ready, opener, recorder, row, around)
+        await run_rl(ready, opener, recorder, row, replace(around, memory=memory))
+
+
+def _row_of(
+    plan: AnyPlan,
+    folder: RunFolder,
+    recorder: Recorder,
+    resumed: Resumed | None,
+    past: Past | SFTPast | None,
+) -> RunRow:
+    row = _run_row(plan, folder)
+    if resumed is None or past is None:
+        return row
+    recorder.note("info", f"resumed: {told(past)}")
+    update = past.recorded if isinstance(past, SFTPast) else past.update
+    return resumed.row(row, at=time.time(), update=update)
 
 
 def _end_process(status: RunStatus, why: Sequence[str]) -> NoReturn:
@@ -162,6 +226,7 @@ def _run_row(plan: AnyPlan, folder: RunFolder) -> RunRow:
         tasks={},
         service={},
         versions=versions(),
+        digests=file_digests(plan.loaded),
         config_path=str(plan.loaded.path),
         config=plan.config.model_dump(mode="json", by_alias=True),
     )

@@ -58,6 +58,13 @@ class SFTTrainingTable(StrictModel):
     warmup: Annotated[int, Field(ge=0)] = 0
     """Updates over which the learning rate rises from 0."""
 
+    checkpoint_every: Annotated[int, Field(ge=0)] = 10
+    """Updates between two checkpoints. There is one after the last update besides, and one where
+    the held-out loss is the lowest so far. 0: only those two."""
+
+    keep: Annotated[int, Field(ge=0)] = 2
+    """Checkpoints that stay: so many of the newest, beside the last and the best."""
+
     shuffle: bool = True
     """Whether each epoch takes the rows in an order of its own."""
 

@@ -9,10 +9,11 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from loops_cookbook.errors import ServiceRefused
 from loops_cookbook.records import CheckpointRow, EvaluationRow
 from loops_cookbook.rollouts.stall import Narrator
 from loops_cookbook.rundir.savepoints import SavePoints
-from loops_cookbook.services.base import Checkpointer
+from loops_cookbook.services.base import Checkpointer, Trainer
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +97,19 @@ def score_of(rows: Sequence[EvaluationRow], *, is_loss: bool) -> Score | None:
     if value is None:
         return None
     return Score(f"eval/{first.set}/{'loss' if is_loss else 'reward_mean'}", value)
+
+
+def require_checkpointer(trainer: Trainer, path: str) -> Checkpointer:
+    """The trainer, as one that can load a checkpoint.
+
+    Raises:
+        ServiceRefused: it cannot.
+    """
+    if not isinstance(trainer, Checkpointer):
+        raise ServiceRefused(
+            f"the trainer has no `load`, so {path} cannot be loaded; give it `save` and `load`"
+        )
+    return trainer
 
 
 class Checkpoints:

@@ -20,6 +20,7 @@ from loops_cookbook.problems import found
 from loops_cookbook.rollouts.faults import told
 from loops_cookbook.services.base import (
     AdamParams,
+    Checkpointer,
     LossSpec,
     Sampler,
     Scorer,
@@ -81,8 +82,7 @@ async def open_own_service(
     try:
         _require_service(own.spec, service)
         async with GatheringSampler(service.sampler, settle=settle) as sampler:
-            has_scores = isinstance(service.trainer, Scorer)
-            yield (_BlamedScorer if has_scores else _Blamed)(own.spec, service, sampler)
+            yield _blamed_service(service.trainer)(own.spec, service, sampler)
     except BaseException as error:  # told to the service, and raised again
         if not await manager.__aexit__(type(error), error, error.__traceback__):
             raise
@@ -130,7 +130,7 @@ class _Blamed:
             return await self._trainer.publish(key=key)
 
 
-class _BlamedScorer(_Blamed):
+class _Scores(_Blamed):
     """The same of a trainer that scores rows too."""
 
     async def score(self, batch: Sequence[Datum], *, key: str) -> tuple[Logprobs, ...]:
@@ -138,6 +138,39 @@ class _BlamedScorer(_Blamed):
         assert isinstance(self._trainer, Scorer), "the class is chosen for it"
         with _blamed(self._spec, "score"):
             return await self._trainer.score(batch, key=key)
+
+
+class _Saves(_Blamed):
+    """The same of a trainer that keeps its state too."""
+
+    async def save(self, name: str) -> str:
+        """Keep what is trained and its optimizer; where it is."""
+        assert isinstance(self._trainer, Checkpointer), "the class is chosen for it"
+        with _blamed(self._spec, "save"):
+            return await self._trainer.save(name)
+
+    async def load(self, path: str, *, with_optimizer: bool) -> int:
+        """Train on from a checkpoint."""
+        assert isinstance(self._trainer, Checkpointer), "the class is chosen for it"
+        with _blamed(self._spec, "load"):
+            return await self._trainer.load(path, with_optimizer=with_optimizer)
+
+
+class _ScoresAndSaves(_Scores, _Saves):
+    """The same of a trainer that does both."""
+
+
+def _blamed_service(trainer: Trainer) -> type[_Blamed]:
+    """What can do as much as the trainer, so that no more is asked of it."""
+    match isinstance(trainer, Scorer), isinstance(trainer, Checkpointer):
+        case True, True:
+            return _ScoresAndSaves
+        case True, False:
+            return _Scores
+        case False, True:
+            return _Saves
+        case _:
+            return _Blamed
 
 
 @contextmanager

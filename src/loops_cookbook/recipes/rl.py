@@ -17,13 +17,15 @@ from dataclasses import dataclass, field, replace
 import anyio
 
 from loops_cookbook.recipes.ending import ending
+from loops_cookbook.recipes.memory import Memory
 from loops_cookbook.recipes.plan import Plan
-from loops_cookbook.recipes.rl_run import Memory, RLRun
+from loops_cookbook.recipes.rl_run import RLRun
 from loops_cookbook.recipes.rules import attempt_context
 from loops_cookbook.records import Recorder, RunRow, RunStatus
 from loops_cookbook.rollouts.keeper import Keeper, open_group, open_keeper
 from loops_cookbook.rollouts.stall import Narrator
 from loops_cookbook.rollouts.watchdog import watch_event_loop
+from loops_cookbook.rundir.past import Past
 from loops_cookbook.runtimes.base import Clocks
 from loops_cookbook.services.base import ServiceFactory
 
@@ -39,7 +41,7 @@ class Surroundings:
     end_process: Callable[[RunStatus, Sequence[str]], None] | None = None
     """Told, after `run_ended`, how the run ended and why the process must end at once: tries ignore
     cancellation, or one holds the event loop. Without it the run waits for them."""
-    memory: Memory = field(default_factory=Memory)
+    memory: Memory[Past] = field(default_factory=Memory[Past])
     """What is known of before, and where it is kept."""
 
 

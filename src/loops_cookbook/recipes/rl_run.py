@@ -7,21 +7,23 @@ kept last, applies the batches that were sent since, and starts the groups that 
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import anyio
 
 from loops_cookbook.attempts import Attempt, Fate, Group
-from loops_cookbook.errors import NoLearningSignal, ServiceRefused
+from loops_cookbook.errors import NoLearningSignal
 from loops_cookbook.learning.batches import Batch, JudgedGroup
 from loops_cookbook.recipes.checkpoints import (
     CheckpointRules,
     Checkpoints,
     Standing,
+    require_checkpointer,
     score_of,
 )
 from loops_cookbook.recipes.collect import Collector
 from loops_cookbook.recipes.evaluation import Evaluations, is_due
+from loops_cookbook.recipes.memory import Memory
 from loops_cookbook.recipes.metrics import BatchFacts, Counted, OutcomeFacts, RunMetrics
 from loops_cookbook.recipes.plan import Plan
 from loops_cookbook.recipes.rules import (
@@ -39,22 +41,7 @@ from loops_cookbook.rollouts.scheduler import Scheduler
 from loops_cookbook.rollouts.stall import Narrator
 from loops_cookbook.rollouts.trial import AttemptContext
 from loops_cookbook.rundir.past import Past
-from loops_cookbook.rundir.savepoints import SavePoints
 from loops_cookbook.services.base import Checkpointer, Service, StepResult
-
-
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """What a run knows of before, and where it keeps what it would have to know."""
-
-    savepoints: SavePoints | None = None
-    """None: nothing is kept, and the run cannot be gone on with."""
-    past: Past | None = None
-    """Of a run that goes on."""
-    life: int = 0
-    """How often it was gone on with."""
-    start: str | None = None
-    """The checkpoint whose weights a new run begins with, as its service calls it."""
 
 
 class RLRun:
@@ -67,7 +54,7 @@ class RLRun:
         shared: AttemptContext,
         recorder: Recorder,
         narrator: Narrator,
-        memory: Memory,
+        memory: Memory[Past],
     ) -> None:
         past = memory.past or Past()
         self._plan = plan
@@ -181,31 +168,22 @@ class RLRun:
             self._recorder.fates(past.lost)
         path = memory.start if past.checkpoint is None else past.checkpoint.path
         if path is not None:
-            if not isinstance(trainer, Checkpointer):
-                raise ServiceRefused(
-                    f"the trainer has no `load`, so {path} cannot be loaded; give it one"
-                )
+            loader = require_checkpointer(trainer, path)
             with self._narrator.waiting_for(f"{path} to be loaded"):
-                await trainer.load(path, with_optimizer=past.checkpoint is not None)
+                await loader.load(path, with_optimizer=past.checkpoint is not None)
         for update in past.kept:
             await self._apply_again(update)
-        self._version = await trainer.publish(key=f"begin-{self._update}{self._again}")
+        self._version = await trainer.publish(key=memory.key(f"begin-{self._update}"))
         self._scheduler.published(self._version, 0)
         self._mark = anyio.current_time()
-
-    @property
-    def _again(self) -> str:
-        """What sets the names of calls apart that were made before, at another trainer."""
-        return f"+{self._memory.life}" if self._memory.life else ""
 
     async def _apply_again(self, update: int) -> None:
         assert self._memory.savepoints is not None, "a run that goes on has them"
         sent = from_kept(self._memory.savepoints.updates.read(update))
+        key = self._memory.key(f"update-{update}")
         began = anyio.current_time()
         with self._narrator.waiting_for(f"the trainer, at work on update {update} again"):
-            result = await self._service.trainer.train(
-                sent.datums, sent.loss, sent.adam, key=f"{sent.key}{self._again}"
-            )
+            result = await self._service.trainer.train(sent.datums, sent.loss, sent.adam, key=key)
         if update <= self._past.recorded:
             return
         missing = self._past.missing
@@ -295,7 +273,7 @@ class RLRun:
         self._next_row = update + 1
         return SentUpdate(
             update=update,
-            key=f"update-{update}",
+            key=self._memory.key(f"update-{update}"),
             datums=batch.datums,
             loss=self._loss,
             adam=adam_params(self._plan, update),

@@ -1,27 +1,45 @@
 """Supervised fine-tuning: batch after batch of demonstrated replies, and the held-out rows between.
 
 The batches were planned before anything was launched, so each row is trained exactly once in each
-epoch, whatever happens in between. One update is sent at a time: the next leaves when the last has
-been applied and recorded. The policy is published only where it is sampled.
+epoch, whatever happens in between: a run that goes on loads its last checkpoint and trains on the
+batches after it, those that have a row already without another. One update is sent at a time: the
+next leaves when the last has been applied and recorded. The policy is published only where it is
+sampled.
 """
 
 import time
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 
 import anyio
 
 from loops_cookbook.learning.schedules import Schedule, learning_rate
+from loops_cookbook.recipes.checkpoints import (
+    CheckpointRules,
+    Checkpoints,
+    Standing,
+    require_checkpointer,
+    score_of,
+)
 from loops_cookbook.recipes.ending import ending
 from loops_cookbook.recipes.evaluation import is_due
+from loops_cookbook.recipes.memory import Memory
 from loops_cookbook.recipes.sft_batches import BatchPlan
 from loops_cookbook.recipes.sft_evaluation import HeldOut, scorer
 from loops_cookbook.recipes.sft_metrics import SFTMetrics, SFTUpdateFacts
 from loops_cookbook.recipes.sft_plan import HELD_OUT, SFTPlan
-from loops_cookbook.records import Recorder, RunRow, StepRow
+from loops_cookbook.records import EvaluationRow, Recorder, RunRow, StepRow
 from loops_cookbook.rollouts.keeper import open_group
 from loops_cookbook.rollouts.stall import Narrator
-from loops_cookbook.services.base import AdamParams, LossSpec, Service, ServiceFactory
+from loops_cookbook.rundir.past import SFTPast
+from loops_cookbook.services.base import (
+    AdamParams,
+    Checkpointer,
+    LossSpec,
+    Service,
+    ServiceFactory,
+)
 from loops_cookbook.services.checked import CheckedSampler
 
 LOSS = LossSpec("cross_entropy")
@@ -33,6 +51,7 @@ async def run_sft(
     recorder: Recorder,
     row: RunRow,
     narrator: Narrator | None = None,
+    memory: Memory[SFTPast] | None = None,
 ) -> None:
     """Carry a plan out, from the first look at the held-out rows to the last.
 
@@ -42,13 +61,15 @@ async def run_sft(
         recorder: told of everything, from `run_started` to `run_ended`, however it ends.
         row: what the run is; the service's own description is added.
         narrator: knows what the run waits for; None: one of its own, which tells the recorder.
+        memory: what is known of before; None: the run is new, and nothing is kept of it.
 
     Raises:
         RunStopped: a service failed for good.
         UsageError: the service cannot be had.
     """
     narrator = narrator or Narrator(recorder.note, now=anyio.current_time)
-    metrics = SFTMetrics()
+    memory = memory or Memory[SFTPast]()
+    metrics = SFTMetrics(memory.past.totals if memory.past else None)
     recorder.run_started(row)
     try:
         async with open_group() as group:
@@ -57,7 +78,8 @@ async def run_sft(
                 with narrator.waiting_for("the trainer and the sampler to start"):
                     service = await stack.enter_async_context(open_service())
                 recorder.run_started(replace(row, service=dict(service.description)))
-                await SFTRun(plan, service, recorder, metrics, narrator).carry_out()
+                run = SFTRun(plan, service, recorder, metrics, narrator, memory)
+                await run.carry_out()
             group.cancel_scope.cancel()
     except BaseException as error:  # told, never kept
         status, reason = ending(error)
@@ -76,7 +98,9 @@ class SFTRun:
         recorder: Recorder,
         metrics: SFTMetrics,
         narrator: Narrator,
+        memory: Memory[SFTPast],
     ) -> None:
+        past = memory.past or SFTPast()
         renderer = plan.detection.renderer
         assert renderer is not None, "a plan that can run has a renderer"
         self._plan = plan
@@ -88,22 +112,49 @@ class SFTRun:
         self._held_out = None
         if plan.held_out is not None:
             self._held_out = HeldOut(plan.held_out, plan.config, renderer, recorder)
-        self._update = 0
+        self._memory = memory
+        self._past = past
+        self._checkpoints = None
+        if memory.savepoints is not None and isinstance(service.trainer, Checkpointer):
+            training = plan.config.training
+            self._checkpoints = Checkpoints(
+                service.trainer,
+                memory.savepoints,
+                CheckpointRules(training.checkpoint_every, training.keep, is_loss=True),
+                narrator,
+                past.checkpoints,
+            )
+        self._scores: Sequence[EvaluationRow] = past.evaluations
+        """The evaluations of the policy as it is, once it is where the run stood."""
+        self._update = past.loaded
         """Updates applied so far."""
         self._version = 0
         """The policy version that is served."""
-        self._published = 0
-        """The update after which it was."""
+        self._published: int | None = 0
+        """The update after which it was; None where that is not known."""
         self._mark = 0.0
         """When the last update, or the look at the held-out rows after it, ended."""
 
     async def carry_out(self) -> None:
         """Look at the held-out rows, then train on batch after batch."""
-        await self._evaluate()
-        for batch in self._plan.batches:
+        await self._begin()
+        if self._update >= self._past.recorded:
+            await self._look()
+        for batch in self._plan.batches[self._update :]:
             await self._train_on(batch)
-            if self._is_due():
-                await self._evaluate()
+            if self._update >= self._past.recorded:
+                await self._look()
+
+    async def _begin(self) -> None:
+        """Load where the run stood, or where it is to begin."""
+        memory, past = self._memory, self._past
+        path = past.checkpoints[-1].path if past.checkpoints else memory.start
+        if path is None:
+            return
+        loader = require_checkpointer(self._trainer, path)
+        with self._narrator.waiting_for(f"{path} to be loaded"):
+            await loader.load(path, with_optimizer=bool(past.checkpoints))
+        self._published = None
 
     async def _train_on(self, batch: BatchPlan) -> None:
         rows = [self._plan.train.rows[place] for place in batch.rows]
@@ -111,7 +162,9 @@ class SFTRun:
         adam = sft_adam_params(self._plan, update)
         datums = [datum for row in rows for datum in row.datums]
         with self._narrator.waiting_for(f"the trainer, at work on update {update}"):
-            result = await self._trainer.train(datums, LOSS, adam, key=f"update-{update}")
+            result = await self._trainer.train(
+                datums, LOSS, adam, key=self._memory.key(f"update-{update}")
+            )
         now = anyio.current_time()
         facts = SFTUpdateFacts(
             batch=batch,
@@ -124,29 +177,52 @@ class SFTRun:
             training_seconds=now - began,
         )
         self._update, self._mark = update, now
+        if update <= self._past.recorded:
+            return
+        self._scores = ()
         metrics = self._metrics.update(facts)
         self._recorder.update(
             StepRow(update=update, at=time.time(), metrics=metrics, totals=self._metrics.totals)
         )
 
+    def _key(self, update: int) -> str:
+        return self._memory.key(f"update-{update}")
+
     def _is_due(self) -> bool:
         every, last = self._plan.config.evaluation.every, len(self._plan.batches)
         return is_due(self._update, every=every, last=last)
 
-    async def _evaluate(self) -> None:
-        if self._held_out is not None:
-            can_score = scorer(self._trainer)
-            if self._held_out.asks_the_policy and self._published != self._update:
-                await self._publish()
-            with self._narrator.waiting_for(f"the evaluation of {HELD_OUT}"):
-                await self._held_out.evaluate(
-                    can_score, self._sampler, update=self._update, policy_version=self._version
-                )
+    async def _look(self) -> None:
+        """Evaluate the policy and save it, where either is due; not twice."""
+        if self._held_out is not None and self._is_due() and not self._scores:
+            self._scores = [await self._evaluate(self._held_out)]
+        if self._checkpoints is not None:
+            await self._checkpoints.after(
+                self._update,
+                Standing(counts=self._metrics.totals),
+                is_last=self._update == len(self._plan.batches),
+                score=score_of(self._scores, is_loss=True),
+            )
         self._mark = anyio.current_time()
+
+    async def _evaluate(self, held_out: HeldOut) -> EvaluationRow:
+        can_score = scorer(self._trainer)
+        if held_out.asks_the_policy and self._published != self._update:
+            await self._publish()
+        with self._narrator.waiting_for(f"the evaluation of {HELD_OUT}"):
+            return await held_out.evaluate(
+                can_score,
+                self._sampler,
+                update=self._update,
+                policy_version=self._version,
+                key=self._key(self._update),
+            )
 
     async def _publish(self) -> None:
         with self._narrator.waiting_for(f"the weights of update {self._update} to be published"):
-            self._version = await self._trainer.publish(key=f"update-{self._update}")
+            self._version = await self._trainer.publish(
+                key=self._memory.key(f"update-{self._update}")
+            )
         self._published = self._update
 
 

@@ -22,7 +22,7 @@ from loops_cookbook.messages import Message, text_of
 from loops_cookbook.recipes.demonstrations import Asked, Demonstration, reply_message, says
 from loops_cookbook.recipes.scores import EvaluationFacts, evaluation_row
 from loops_cookbook.recipes.sft_plan import HELD_OUT, DataSet
-from loops_cookbook.records import Recorder
+from loops_cookbook.records import EvaluationRow, Recorder
 from loops_cookbook.renderers.base import Renderer
 from loops_cookbook.rollouts.keeper import open_group
 from loops_cookbook.rollouts.order import task_order
@@ -110,11 +110,11 @@ class HeldOut:
         return bool(self._sampled)
 
     async def evaluate(
-        self, trainer: Scorer, sampler: Sampler, *, update: int, policy_version: int
-    ) -> None:
-        """Score all rows, sample some, record both."""
+        self, trainer: Scorer, sampler: Sampler, *, update: int, policy_version: int, key: str
+    ) -> EvaluationRow:
+        """Score all rows, sample some, record both; `key` names the update in the run."""
         began = anyio.current_time()
-        loss = await held_out_loss(trainer, self._rows, key=f"{HELD_OUT}-{update}")
+        loss = await held_out_loss(trainer, self._rows, key=f"{HELD_OUT}-{key}")
         attempts = await self._attempts(sampler, policy_version)
         row = evaluation_row(
             EvaluationFacts(
@@ -127,7 +127,9 @@ class HeldOut:
                 seconds=anyio.current_time() - began,
             )
         )
-        self._recorder.evaluation(replace(row, loss=loss))
+        row = replace(row, loss=loss)
+        self._recorder.evaluation(row)
+        return row
 
     async def _attempts(self, sampler: Sampler, policy_version: int) -> list[Attempt]:
         """All samples, in their rows' order."""

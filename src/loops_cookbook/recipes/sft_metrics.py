@@ -1,6 +1,7 @@
 """What an update of an SFT run came to, as a flat row of numbers, and the list of their names."""
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from loops_cookbook.recipes.sft_batches import BatchPlan
@@ -39,15 +40,15 @@ class SFTUpdateFacts:
     result: StepResult
     adam: AdamParams
     update_seconds: float
-    """Since the update before, evaluations left out."""
+    """Since the update before, evaluations and checkpoints left out."""
     training_seconds: float
 
 
 class SFTMetrics:
     """Makes the row of each update, in order, and counts over the whole run."""
 
-    def __init__(self) -> None:
-        self._totals: Counter[str] = Counter()
+    def __init__(self, totals: Mapping[str, int] | None = None) -> None:
+        self._totals: Counter[str] = Counter(totals or {})
 
     @property
     def totals(self) -> dict[str, int]:

@@ -115,6 +115,7 @@ class Progress:
         is_async = row.max_staleness > 0
         self._table = UpdateTable(row.updates, self._side.width, row.recipe, is_async)
         self._batch = row.attempts_per_update
+        self._updates = row.resumed_from
 
     def attempt_ended(self, attempt: Attempt, purpose: str) -> None:
         """Count it."""

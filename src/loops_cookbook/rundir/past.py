@@ -9,9 +9,10 @@ kill cut, or of an update that a kill kept from being recorded.
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import cast
 
 from loops_cookbook.attempts import Fate, Flags, Rejection, Timing
 from loops_cookbook.errors import RunFolderError
@@ -75,6 +76,41 @@ class Past:
         return 0 if self.checkpoint is None else self.checkpoint.update
 
 
+@dataclass(frozen=True, slots=True)
+class SFTPast:
+    """What an SFT run that goes on has to know of before."""
+
+    checkpoints: tuple[CheckpointRow, ...] = ()
+    """All that are there, the oldest first; the last is loaded."""
+    recorded: int = 0
+    """The last update that has a row."""
+    totals: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Counts over the run up to it."""
+    evaluations: tuple[EvaluationRow, ...] = ()
+    """Those after it."""
+
+    @property
+    def loaded(self) -> int:
+        """How many updates the policy has once it is loaded."""
+        return self.checkpoints[-1].update if self.checkpoints else 0
+
+
+def read_sft_past(run: RecordedRun) -> SFTPast:
+    """Where a run of the SFT recipe stood; its batches follow from its rows, so none is kept.
+
+    Raises:
+        RunFolderError: what is needed to go on is damaged.
+    """
+    steps = run.steps()
+    recorded = steps[-1].update if steps else 0
+    return SFTPast(
+        checkpoints=tuple(kept_checkpoints(run)),
+        recorded=recorded,
+        totals=steps[-1].totals if steps else {},
+        evaluations=tuple(row for row in run.evaluations() if row.update == recorded),
+    )
+
+
 def read_past(run: RecordedRun, *, group_size: int) -> Past:
     """Where a run of the RL recipe stood.
 
@@ -93,8 +129,8 @@ def read_past(run: RecordedRun, *, group_size: int) -> Past:
     recorded = steps[-1].update if steps else 0
     unrecorded: frozenset[int] = frozenset()
     if base.update > recorded:
-        facts = store.read(base.update).facts
-        unrecorded = frozenset(int(str(serial)) for serial in _list(facts["groups"]))
+        serials = cast("list[int]", store.read(base.update).facts["groups"])
+        unrecorded = frozenset(serials)
     records = Records(
         starts=run.starts(),
         groups=run.groups(),
@@ -235,7 +271,3 @@ def _orphans(records: Records) -> dict[Place, list[str]]:
             group, attempt, number = match.groups()
             found.setdefault((int(group), int(attempt)), []).append((int(number or 1), name))
     return {place: [name for _, name in sorted(names)] for place, names in found.items()}
-
-
-def _list(value: object) -> Iterable[object]:
-    return value if isinstance(value, list) else ()

@@ -1,0 +1,135 @@
+"""`--resume`, with a run folder or without one, and what the run that it means knows of before."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, TypeAlias
+
+import typer
+from typer.core import TyperCommand
+
+from loops_cookbook.config.sft import SFTConfig
+from loops_cookbook.errors import RunFolderError
+from loops_cookbook.recipes.plan import Plan
+from loops_cookbook.recipes.plans import AnyPlan
+from loops_cookbook.recipes.resume import find_unfinished, require_same
+from loops_cookbook.records import RunRow
+from loops_cookbook.rundir.past import Past, SFTPast, read_past, read_sft_past
+from loops_cookbook.rundir.read import RecordedRun, open_run
+
+_NEWEST = ""
+"""What `--resume` means without a folder."""
+
+ResumeOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--resume",
+        metavar="[RUN_DIR]",
+        help="Go on with the newest unfinished run of this config, or with RUN_DIR.",
+        show_default=False,
+    ),
+]
+
+
+class ResumableCommand(TyperCommand):
+    """A command whose `--resume` may stand without a folder, at the end or before an option."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Give a `--resume` without a value the one that means the newest run."""
+        return super().parse_args(ctx, with_resume_value(args))
+
+
+def with_resume_value(args: Sequence[str]) -> list[str]:
+    """The arguments, with a value for every `--resume`."""
+    given: list[str] = []
+    for place, arg in enumerate(args):
+        after = args[place + 1] if place + 1 < len(args) else "-"
+        given.append(arg)
+        if arg == "--resume" and after.startswith("-"):
+            given.append(_NEWEST)
+    return given
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """A run that goes on."""
+
+    run: RecordedRun
+
+    @property
+    def life(self) -> int:
+        """How often it was gone on with, this time included."""
+        return len(self.run.run.resumed_at) + 1
+
+    def past(self, plan: Plan) -> Past:
+        """Where a run of the RL recipe stood; read it once the folder is held.
+
+        Raises:
+            RunFolderError: it is at its end, or what is needed is damaged.
+        """
+        past = read_past(self.run, group_size=plan.config.training.group_size)
+        self._require_more(past.update, plan.config.training.updates)
+        return past
+
+    def sft_past(self, planned: int) -> SFTPast:
+        """Where a run of the SFT recipe stood; `planned` as it is planned now.
+
+        Raises:
+            RunFolderError: it is at its end, or what is needed is damaged.
+        """
+        past = read_sft_past(self.run)
+        self._require_more(past.recorded, planned)
+        return past
+
+    def row(self, row: RunRow, *, at: float, update: int) -> RunRow:
+        """The row of the run as it goes on."""
+        then = self.run.run
+        return replace(
+            row,
+            started_at=then.started_at,
+            counts=then.counts,
+            resumed_at=(*then.resumed_at, at),
+            resumed_from=update,
+        )
+
+    def _require_more(self, update: int, planned: int | None) -> None:
+        if self.run.run.status == "done" and (planned is None or update >= planned):
+            raise RunFolderError(
+                f"there is nothing to resume: {self.run.folder.root} came to its end after update "
+                f"{update}; raise training.updates (or epochs) to go on"
+            )
+
+
+def find_resumed(plan: AnyPlan, resume: str) -> Resumed:
+    """The run that `--resume` means.
+
+    Raises:
+        RunFolderError: there is none.
+        ConfigError: its config was another.
+    """
+    run = find_unfinished(plan.loaded) if resume == _NEWEST else open_run(Path(resume))
+    recipe = "sft" if isinstance(plan.config, SFTConfig) else "rl"
+    if run.run.recipe != recipe:
+        raise RunFolderError(
+            f"{run.folder.root} is a run of the recipe {run.run.recipe!r}, and the config's is "
+            f"{recipe!r}: name a run of this config"
+        )
+    require_same(plan.loaded, run.run, run.folder.root)
+    return Resumed(run)
+
+
+def told(past: Past | SFTPast) -> str:
+    """Where a run goes on, for people."""
+    if isinstance(past, SFTPast):
+        again = past.recorded - past.loaded
+        return f"goes on after update {past.recorded}; {again} updates are applied again"
+    loaded = 0 if past.checkpoint is None else past.checkpoint.update
+    parts = [
+        f"goes on after update {past.update}",
+        f"from the checkpoint of update {loaded}" if loaded else "from the first weights",
+    ]
+    if past.kept:
+        parts.append(f"{len(past.kept)} kept batches are applied again")
+    if past.again:
+        parts.append(f"{len(past.again)} groups that were cut are started again")
+    return ", ".join(parts)

@@ -1,0 +1,27 @@
+"""What a run knows of before, and where it keeps what it would have to know."""
+
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from loops_cookbook.rundir.savepoints import SavePoints
+
+PastT = TypeVar("PastT")
+
+
+@dataclass(frozen=True)  # with slots, Memory[X](...) fails on Python 3.11
+class Memory(Generic[PastT]):
+    """The memory of one run; that of a new one which keeps nothing is empty."""
+
+    savepoints: SavePoints | None = None
+    """None: nothing is kept, and the run cannot be gone on with."""
+    past: PastT | None = None
+    """Of a run that goes on."""
+    life: int = 0
+    """How often it was gone on with."""
+    start: str | None = None
+    """The checkpoint whose weights a new run begins with, as its service calls it."""
+
+    def key(self, name: str) -> str:
+        """What a call is named at its service: another name in each life, for the same call is made
+        again where a checkpoint was loaded in between."""
+        return f"{name}+{self.life}" if self.life else name
