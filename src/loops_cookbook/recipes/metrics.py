@@ -171,6 +171,10 @@ class RunMetrics:
             **dict(sorted(self._totals.items())),
         }
 
+    def remember(self, rows: Iterable[RolloutRow]) -> None:
+        """Know the texts of attempts that are in a draft, where another process made it."""
+        self._labels.remember(rows)
+
     def rejected(self, rows: Sequence[RolloutRow], why: Rejection) -> None:
         """Count the attempts of a rejected group in the next row."""
         self._tally.add(rows, why)

@@ -55,7 +55,7 @@ class Past:
     attempts_started: int = 0
     """Ever, also those that were cut."""
     told: tuple[RolloutRow, ...] = ()
-    """Every row that there is of an attempt in training, but those that count in no row yet."""
+    """The rows of attempts in training that count in the row of an update, or in none for ever."""
     rejected: tuple[tuple[tuple[RolloutRow, ...], Rejection], ...] = ()
     """Groups that count in the row of the next update."""
     lost: tuple[RolloutRow, ...] = ()
@@ -189,14 +189,17 @@ def past_of(base: Past, records: Records, unrecorded: frozenset[int], *, group_s
         for number in range(starts[serial] - len(rows.get((serial, index), [])))
     ]
     pending = {s: row for s, row in rejections.items() if row.update > base.update}
-    apart = {id(row) for serial in (*pending, *unrecorded) for row in last(serial)}
+    # What counts in an update's row that is still to be written is in what was kept of it.
+    drafted = {s for s, row in rejections.items() if unrecorded and row.update == base.update}
+    apart = {id(row) for s in (*pending, *drafted, *unrecorded) for row in last(s)}
     missing = {
         (serial, index): (orphans.get((serial, index)) or [None])[-1]
         for serial in sorted(unrecorded)
         for index in range(group_size)
         if len(rows.get((serial, index), [])) < starts[serial]
     }
-    groups = Counter(f"groups/{row.reason}" for s, row in rejections.items() if s not in pending)
+    counted = rejections.keys() - pending.keys() - drafted
+    groups = Counter(f"groups/{rejections[serial].reason}" for serial in counted)
     groups["groups/usable"] = len(trained - unrecorded)
     return replace(
         base,
