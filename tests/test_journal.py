@@ -16,7 +16,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from loops_cookbook.errors import RunFolderError, RunStopped
-from loops_cookbook.journal import Journal, encode, read_rows, utf8, write_atomically
+from loops_cookbook.journal import (
+    Journal,
+    encode,
+    read_rows,
+    utf8,
+    whole_folder,
+    write_atomically,
+)
 
 in_one_folder = settings(
     max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -268,3 +275,20 @@ def test_a_file_is_replaced_whole_and_nothing_stays_beside_it(tmp_path: Path) ->
 
     assert path.read_text() == "new"
     assert os.listdir(tmp_path) == ["run.json"]
+
+
+def test_a_folder_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
+    with whole_folder(tmp_path / "a" / "b") as made:
+        (made / "one").write_text("1")
+        assert not (tmp_path / "a" / "b").exists()
+    assert (tmp_path / "a" / "b" / "one").read_text() == "1"
+    with pytest.raises(ZeroDivisionError), whole_folder(tmp_path / "a" / "c"):
+        raise ZeroDivisionError
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["b"]
+
+
+def test_a_folder_takes_nobody_s_place(tmp_path: Path) -> None:
+    """A rename takes the place of a folder that is empty."""
+    with pytest.raises(FileExistsError), whole_folder(tmp_path / "a"):
+        (tmp_path / "a").mkdir()
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]

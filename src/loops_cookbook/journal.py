@@ -1,4 +1,4 @@
-"""Files that survive a kill: rows appended whole, and files replaced whole.
+"""Files that survive a kill: rows appended whole, files replaced whole, folders made whole.
 
 A row is one JSON object on one line, written by one call to the end of the file, so that
 whatever prefix of the bytes survives, reading it gives a prefix of the rows. A last line that
@@ -8,11 +8,14 @@ a whole object and lacks only its newline is kept by both. One process writes a 
 JSON has no number that is not finite: NaN and the infinities are written as null.
 """
 
+import errno
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+import secrets
+import shutil
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Self, TypeAlias, cast
@@ -48,7 +51,7 @@ class Journal:
         try:
             _mend(self._file)
             if fsync:
-                _fsync_folder(path.parent)
+                _fsync(path.parent)
         except BaseException:
             os.close(self._file)
             raise
@@ -120,9 +123,34 @@ def write_atomically(path: Path | str, text: str, *, fsync: bool = False) -> Non
                 os.unlink(beside)
             raise
         if fsync:
-            _fsync_folder(Path(path).parent)
+            _fsync(Path(path).parent)
     except OSError as error:
         raise _cannot_write(path, error) from error
+
+
+@contextmanager
+def whole_folder(folder: Path) -> Generator[Path]:
+    """Make a folder: it takes its place, synced to the disk, once the block ends well.
+
+    What is yielded is an empty folder of another name beside it, to be filled; the folders above
+    are made.
+
+    Raises:
+        OSError: it cannot be made, or its place is taken by then.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    beside = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
+    beside.mkdir()
+    try:
+        yield beside
+        for path in (*beside.rglob("*"), beside):
+            _fsync(path)
+        if os.path.lexists(folder):  # a rename would take the place of an empty folder
+            raise FileExistsError(errno.EEXIST, "it is there already", str(folder))
+        beside.rename(folder)
+        _fsync(folder.parent)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
 
 
 def read_rows(path: Path) -> Iterator[tuple[int, Row]]:
@@ -255,9 +283,9 @@ def _write_all(file: int, content: bytes) -> None:
         written += os.write(file, content[written:])
 
 
-def _fsync_folder(folder: Path) -> None:
-    """A file's name is on the disk only when its folder is."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+def _fsync(path: Path) -> None:
+    """Of a folder as of a file: a file's name is on the disk only when its folder is."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     finally:

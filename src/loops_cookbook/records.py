@@ -255,6 +255,16 @@ class EvaluationRow(Row):
     tasks: tuple[TaskResult, ...]
     loss: float | None = None
     """SFT: mean over the trained tokens of the held-out rows, in nats."""
+    policy: str | None = None
+    """What was evaluated, as it was named; None: the policy of the run, as it then was."""
+    reward_interval: tuple[float, float] | None = None
+    """Of `reward_mean`, with 95 % confidence, over tasks; None of fewer than two."""
+    solve_rate_interval: tuple[float, float] | None = None
+    """Likewise."""
+    pass_at_k_intervals: Mapping[int, tuple[float, float]] = field(
+        default_factory=dict[int, tuple[float, float]]
+    )
+    """Likewise."""
 
     @property
     def metrics(self) -> dict[str, float]:

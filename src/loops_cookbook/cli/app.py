@@ -7,8 +7,10 @@ import typer
 
 from loops_cookbook.cli.check import check
 from loops_cookbook.cli.cleanup import cleanup
+from loops_cookbook.cli.eval import evaluate
 from loops_cookbook.cli.examples import examples
 from loops_cookbook.cli.exits import guarded
+from loops_cookbook.cli.export import export
 from loops_cookbook.cli.init import init
 from loops_cookbook.cli.models import models
 from loops_cookbook.cli.resuming import ResumableCommand
@@ -45,6 +47,8 @@ def loops(
 
 app.command()(guarded(check))
 app.command(cls=ResumableCommand)(guarded(run))
+app.command("eval")(guarded(evaluate))
+app.command()(guarded(export))
 app.command()(guarded(cleanup))
 app.command()(guarded(init))
 app.command()(guarded(examples))

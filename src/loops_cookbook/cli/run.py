@@ -1,20 +1,15 @@
 """`loops run`: carry a config out, shown as it goes and recorded in a folder of its own."""
 
 import os
-import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import NoReturn, TypeAlias
 
-import anyio
 import typer
 
-from loops_cookbook.cli.collector import collecting_seldom
 from loops_cookbook.cli.descriptors import allow_open_files
-from loops_cookbook.cli.exits import INTERRUPTED, say
-from loops_cookbook.cli.logs import logs_noted
+from loops_cookbook.cli.launch import launched
 from loops_cookbook.cli.options import (
     ConfigArgument,
     DebugOption,
@@ -23,14 +18,12 @@ from loops_cookbook.cli.options import (
     SetOption,
 )
 from loops_cookbook.cli.resuming import Resumed, ResumeOption, find_resumed, told
-from loops_cookbook.cli.signals import answering_quit, until_signalled
 from loops_cookbook.config.environment import read_environment
 from loops_cookbook.config.load import load_config
 from loops_cookbook.recipes.check import warnings_of
 from loops_cookbook.recipes.confirm import confirm
 from loops_cookbook.recipes.launch import (
     open_service,
-    rendering_limiter,
     require_service,
     with_judges,
 )
@@ -44,22 +37,17 @@ from loops_cookbook.recipes.sft import run_sft
 from loops_cookbook.recipes.sft_check import sft_warnings
 from loops_cookbook.recipes.sft_evaluation import AT_ONCE
 from loops_cookbook.recipes.sft_plan import HELD_OUT, SFTPlan
-from loops_cookbook.recorders import Fanout
-from loops_cookbook.records import Recorder, RunRow, RunStatus
+from loops_cookbook.records import Recorder, RunRow
 from loops_cookbook.report.console import (
     answer_console,
     side_console,
     stdout_kept_for_the_answer,
 )
 from loops_cookbook.report.progress import Progress
-from loops_cookbook.rollouts.stall import Narrator
 from loops_cookbook.rundir.layout import RunFolder, new_run_folder
 from loops_cookbook.rundir.past import Past, SFTPast
 from loops_cookbook.rundir.savepoints import SavePoints
-from loops_cookbook.rundir.write import RunWriter, versions
-
-LOG_WIDTH = 100
-"""Of the closing lines in log.txt, in characters."""
+from loops_cookbook.rundir.write import versions
 
 
 def run(
@@ -105,91 +93,36 @@ def _calls_at_once(plan: AnyPlan) -> int:
 def _carry_out(
     plan: AnyPlan, folder: RunFolder, warnings: Sequence[str], resumed: Resumed | None
 ) -> None:
-    output = plan.config.output
     progress = Progress(
         folder.root,
         side=side_console(),
         answer=answer_console(),
-        every_seconds=output.progress_every_seconds,
+        every_seconds=plan.config.output.progress_every_seconds,
     )
-    with (
-        stdout_kept_for_the_answer(),
-        progress,
-        RunWriter(folder, trace=output.trace) as writer,
-        SavePoints(folder) as savepoints,
-    ):
-        work = _work_of(plan, folder, savepoints, resumed)
-        recorder = Fanout((writer, progress))
-        narrator = Narrator(recorder.note)
-        with logs_noted(recorder), answering_quit(narrator.tell):
-            for warning in warnings:
-                recorder.note("warning", warning)
 
-            def keep_closing() -> None:
-                if progress.closing is not None:
-                    lines = progress.closing.lines(width=LOG_WIDTH)
-                    writer.note("info", "\n".join(lines))
+    async def work(recorder: Recorder, around: Surroundings) -> None:
+        opened = partial(open_service, plan, folder, os.environ, rendering=around.rendering)
+        with SavePoints(folder) as savepoints:
+            if isinstance(plan, SFTPlan):
+                memory = Memory[SFTPast](savepoints)
+                if resumed is not None:
+                    past = resumed.sft_past(len(plan.batches))
+                    memory = replace(memory, past=past, life=resumed.life)
+                row = _row_of(plan, folder, recorder, resumed, memory.past)
+                await run_sft(plan, opened, recorder, row, around.narrator, memory)
+                return
+            of_run = Memory[Past](savepoints)
+            if resumed is not None:
+                of_run = replace(of_run, past=resumed.past(plan), life=resumed.life)
+            row = _row_of(plan, folder, recorder, resumed, of_run.past)
+            async with (
+                with_judges(plan, os.environ) as judged,
+                open_sandboxes(plan.config, folder) as sandboxes,
+            ):
+                ready = replace(judged, sandboxes=sandboxes)
+                await run_rl(ready, opened, recorder, row, replace(around, memory=of_run))
 
-            def end_process(status: RunStatus, why: Sequence[str]) -> NoReturn:
-                keep_closing()
-                _end_process(status, why)
-
-            around = Surroundings(rendering_limiter(plan), narrator, end_process)
-            try:
-                with collecting_seldom():
-                    anyio.run(until_signalled, partial(work, recorder, around))
-            finally:
-                keep_closing()
-
-
-Work: TypeAlias = Callable[[Recorder, Surroundings], Awaitable[None]]
-
-
-def _work_of(
-    plan: AnyPlan, folder: RunFolder, savepoints: SavePoints, resumed: Resumed | None
-) -> Work:
-    """What there is to do, once it is known where the run stands."""
-    if isinstance(plan, SFTPlan):
-        memory = Memory[SFTPast](savepoints)
-        if resumed is not None:
-            past = resumed.sft_past(len(plan.batches))
-            memory = replace(memory, past=past, life=resumed.life)
-        return partial(_work_sft, plan, folder, memory, resumed)
-    of_run = Memory[Past](savepoints)
-    if resumed is not None:
-        of_run = replace(of_run, past=resumed.past(plan), life=resumed.life)
-    return partial(_work_rl, plan, folder, of_run, resumed)
-
-
-async def _work_sft(
-    plan: SFTPlan,
-    folder: RunFolder,
-    memory: Memory[SFTPast],
-    resumed: Resumed | None,
-    recorder: Recorder,
-    around: Surroundings,
-) -> None:
-    row = _row_of(plan, folder, recorder, resumed, memory.past)
-    opener = partial(open_service, plan, folder, os.environ, rendering=around.rendering)
-    await run_sft(plan, opener, recorder, row, around.narrator, memory)
-
-
-async def _work_rl(
-    plan: Plan,
-    folder: RunFolder,
-    memory: Memory[Past],
-    resumed: Resumed | None,
-    recorder: Recorder,
-    around: Surroundings,
-) -> None:
-    row = _row_of(plan, folder, recorder, resumed, memory.past)
-    opener = partial(open_service, plan, folder, os.environ, rendering=around.rendering)
-    async with (
-        with_judges(plan, os.environ) as judged,
-        open_sandboxes(plan.config, folder) as sandboxes,
-    ):
-        ready = replace(judged, sandboxes=sandboxes)
-        await run_rl(ready, opener, recorder, row, replace(around, memory=memory))
+    launched(plan, folder, progress, warnings, work)
 
 
 def _row_of(
@@ -205,13 +138,6 @@ def _row_of(
     recorder.note("info", f"resumed: {told(past)}")
     update = past.recorded if isinstance(past, SFTPast) else past.update
     return resumed.row(row, at=time.time(), update=update)
-
-
-def _end_process(status: RunStatus, why: Sequence[str]) -> NoReturn:
-    """End at once: the run is told, and what is left of it would hold the process for ever."""
-    say(why)
-    sys.stdout.flush()
-    os._exit({"done": 0, "interrupted": INTERRUPTED}.get(status, 1))
 
 
 def _run_row(plan: AnyPlan, folder: RunFolder) -> RunRow:

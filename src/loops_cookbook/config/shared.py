@@ -100,6 +100,11 @@ class ModelTable(StrictModel):
     seed: Annotated[int, Field(ge=0)] = 0
     """Of the adapter's first weights, or of all weights where they start random."""
 
+    start_from: Text | None = None
+    """A checkpoint whose weights training starts from, its optimizer left out: a run folder (its
+    last), `RUN_DIR@<update>`, or on hosted scopes a path such as `bt://...`. A run folder is looked
+    for beside the config, then in the working directory."""
+
     def broken_rules(self) -> Iterator[Problem]:
         """`lora_alpha` scales an adapter, so it needs one; and an adapter needs a model."""
         if self.lora_rank == 0 and "lora_alpha" in self.model_fields_set:

@@ -3,8 +3,9 @@
 `serve` is the embedded engine as a server. When it serves, one JSON line on stdout says so:
 `{"url": ..., "engine": {...}}`. The API key comes in the environment, never as an argument. With
 `--end-with-stdin` the process ends as soon as its stdin does: that is how it outlives no parent,
-however that one ended. `convert` makes a model folder from a GGUF file, without torch. `device`
-says in one JSON line on what the engine would compute: `{"device": ..., "memory_bytes": ...}`.
+however that one ended. `convert` makes a model folder from a GGUF file, without torch; `export`
+makes one from a checkpoint. `device` says in one JSON line on what the engine would compute:
+`{"device": ..., "memory_bytes": ...}`.
 
 stdout carries nothing else; logs go to stderr. Arguments that do not parse and models that do not
 load are one line on stderr and exit status 2, the first of them before torch is imported.
@@ -78,6 +79,14 @@ def _parser() -> argparse.ArgumentParser:
     convert.add_argument("--gguf", type=Path, required=True)
     convert.add_argument("--out", type=Path, required=True, help="a folder that is there")
     convert.set_defaults(carry_out=_convert)
+    export = commands.add_parser("export", help="write a trained model", allow_abbrev=False)
+    export.add_argument("--model-dir", type=Path, required=True)
+    export.add_argument("--checkpoint", type=Path, required=True)
+    export.add_argument("--out", type=Path, required=True, help="a folder that is there")
+    export.add_argument("--lora-rank", type=int, required=True, help="0: every weight")
+    export.add_argument("--lora-alpha", type=float, required=True)
+    export.add_argument("--random-seed", type=int, help="of first weights that were random")
+    export.set_defaults(carry_out=_export)
     device = commands.add_parser("device", help="say what serve computes on", allow_abbrev=False)
     device.set_defaults(carry_out=_device)
     return parser
@@ -87,6 +96,19 @@ def _convert(options: argparse.Namespace, _: int) -> None:
     from loops_cookbook.local.convert import convert
 
     convert(options.gguf, options.out)
+
+
+def _export(options: argparse.Namespace, _: int) -> None:
+    from loops_cookbook.local.export import export
+
+    export(
+        options.model_dir,
+        options.checkpoint,
+        options.out,
+        lora_rank=options.lora_rank,
+        lora_alpha=options.lora_alpha,
+        random_seed=options.random_seed,
+    )
 
 
 def _device(_: argparse.Namespace, answer_fd: int) -> None:

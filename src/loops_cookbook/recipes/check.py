@@ -166,8 +166,21 @@ def warnings_of(
         *plan.detection.warnings,
         *_mode_warnings(plan),
         *_bias_warnings(plan),
-        *_greedy_warnings(plan),
-        *_task_warnings(plan),
+        *_set_warnings(plan),
+        *sandbox_warnings(plan.config.sandbox),
+        *plan.environment.warnings(),
+    )
+
+
+def evaluation_warnings(
+    plan: Plan, values: Mapping[str, str], confirmation: Confirmation = UNASKED
+) -> tuple[str, ...]:
+    """What to know before an evaluation alone: all but what is of training."""
+    return (
+        *engine_warnings(plan, values, confirmation),
+        *producer_warnings(plan.config.producers, values),
+        *plan.detection.warnings,
+        *_set_warnings(plan),
         *sandbox_warnings(plan.config.sandbox),
         *plan.environment.warnings(),
     )
@@ -246,6 +259,22 @@ def _bias_warnings(plan: Plan) -> list[str]:
         f"{key}: tokens are drawn from another distribution than the trainer scores them under, "
         "which biases the ratio of every update; remove it, or know that you want it"
         for key in found
+    ]
+
+
+def _set_warnings(plan: Plan) -> list[str]:
+    return [*_greedy_warnings(plan), *_relative_warnings(plan), *_task_warnings(plan)]
+
+
+def _relative_warnings(plan: Plan) -> list[str]:
+    """Scores that say who of a group is best, and not how good that is."""
+    if not plan.capabilities.grades_groups or not plan.sets:
+        return []
+    names = ", ".join(held_out.name for held_out in plan.sets)
+    return [
+        f"evaluation.sets ({names}): grade_group gives an attempt its reward among the attempts at "
+        "the same task, so a mean of them does not say how good a policy is, nor which of two is "
+        "better; compare what run() returns, or grade these sets by grade()"
     ]
 
 

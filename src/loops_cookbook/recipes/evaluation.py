@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import anyio
 
-from loops_cookbook.attempts import Attempt, Group
+from loops_cookbook.attempts import Attempt, Fate, Group
 from loops_cookbook.recipes.plan import PlannedSet
 from loops_cookbook.recipes.scores import EvaluationFacts, evaluation_row
 from loops_cookbook.records import EvaluationRow, Recorder
@@ -31,7 +31,7 @@ def is_due(update: int, *, every: int, last: int | None) -> bool:
 
 
 class Evaluations:
-    """The evaluations of a run.
+    """The evaluations of a run, or of several policies, one after another.
 
     Args:
         sets: what to evaluate.
@@ -51,15 +51,23 @@ class Evaluations:
         self._context = context
         self._recorder = recorder
         self._narrator = narrator
+        self._losses: set[tuple[str, Fate, str | None]] = set()
+        """The ways in which attempts at each set were lost so far."""
 
     async def run(
-        self, *, update: int, policy_version: int, done: Sequence[EvaluationRow] = ()
+        self,
+        *,
+        update: int,
+        policy_version: int,
+        policy: str | None = None,
+        done: Sequence[EvaluationRow] = (),
     ) -> list[EvaluationRow]:
         """Run every set on the policy that is served, one after another, and record each.
 
         Args:
             update: how many updates the policy has had.
             policy_version: the version to sample from.
+            policy: what it is called, where it is not that of a run.
             done: the rows of sets that were evaluated after this update before.
 
         Returns:
@@ -79,6 +87,7 @@ class Evaluations:
                 solved_at=held_out.solved_at,
                 at=time.time(),
                 seconds=anyio.current_time() - began,
+                policy=policy,
             )
             rows[held_out.name] = evaluation_row(facts)
             self._recorder.evaluation(rows[held_out.name])
@@ -91,6 +100,7 @@ class Evaluations:
             nonlocal ended
             ended += 1
             self._recorder.attempt_ended(attempt, name)
+            self._tell_loss(attempt, name)
 
         def told() -> str:
             of = len(held_out.tasks) * attempts
@@ -101,4 +111,17 @@ class Evaluations:
         with self._narrator.waiting_for(told):
             return await run_set(
                 context, held_out.tasks, attempts=attempts, policy_version=policy_version
+            )
+
+    def _tell_loss(self, attempt: Attempt, name: str) -> None:
+        """Say why of the first attempt that is lost in each way; its transcript has it too."""
+        lost = attempt.discarded
+        if lost is None or lost.fate is Fate.CANCELLED:
+            return
+        if (kind := (name, lost.fate, lost.exception)) not in self._losses:
+            self._losses.add(kind)
+            self._recorder.note(
+                "warning",
+                f"an attempt at {attempt.task!r} of {name} is {lost.fate}: {lost.detail}; more of "
+                "this kind are only counted",
             )

@@ -53,7 +53,8 @@ def find_unfinished(loaded: LoadedConfig[AnyConfig]) -> RecordedRun:
     """
     folders = sorted(loaded.output_dir.glob("*/run.json"), reverse=True)
     runs = [open_run(path.parent) for path in folders]
-    of_config = [run for run in runs if run.run.config_path == str(loaded.path)]
+    recipe, path = loaded.config.recipe, str(loaded.path)
+    of_config = [run for run in runs if (run.run.recipe, run.run.config_path) == (recipe, path)]
     for run in of_config:
         if run.run.status != "done":
             return run

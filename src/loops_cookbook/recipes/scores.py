@@ -1,15 +1,17 @@
 """How much of an evaluation set a policy solved: its row.
 
-Means are over the attempts with a reward; the others are counted beside them, never as 0.
+Means are over the attempts with a reward; the others are counted beside them, never as 0. How sure
+they are is told by `recipes.intervals`.
 """
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
 from loops_cookbook.attempts import Fate, Group
+from loops_cookbook.recipes.intervals import Interval, Ratio, ratio_intervals, share_interval
 from loops_cookbook.records import EvaluationRow, TaskResult
 
 _TOLERANCE = 1e-6  # as for equal rewards: a sum of tenths may fall short of 1.0
@@ -29,13 +31,24 @@ class EvaluationFacts:
     at: float
     """Unix time."""
     seconds: float
+    policy: str | None = None
+    """What was evaluated, where that was not a run's own policy."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Intervals:
+    """How sure the scores are."""
+
+    reward: Interval | None
+    solve_rate: Interval | None
+    pass_at_k: Mapping[int, Interval]
 
 
 def evaluation_row(facts: EvaluationFacts) -> EvaluationRow:
     """Means over the attempts with a reward; the others are counted beside them."""
     attempts = max((len(group.attempts) for group in facts.groups), default=0)
     rewards = [a.reward for group in facts.groups for a in group.attempts if a.reward is not None]
-    solved = [_is_solved(reward, facts.solved_at) for reward in rewards]
+    solved = [is_solved(reward, facts.solved_at) for reward in rewards]
     tasks = [
         TaskResult(
             task=group.task,
@@ -48,7 +61,8 @@ def evaluation_row(facts: EvaluationFacts) -> EvaluationRow:
         )
         for group in facts.groups
     ]
-    passes = {k: _mean_pass_at(k, tasks, facts.solved_at) for k in _ks(attempts)}
+    passes = {k: _passes(k, tasks, facts.solved_at) for k in _ks(attempts)}
+    sure = _intervals(tasks, facts.solved_at, passes)
     return EvaluationRow(
         set=facts.set,
         update=facts.update,
@@ -59,9 +73,13 @@ def evaluation_row(facts: EvaluationFacts) -> EvaluationRow:
         solved_at=facts.solved_at,
         reward_mean=fmean(rewards) if rewards else None,
         solve_rate=fmean(solved) if solved else None,
-        pass_at_k={k: value for k, value in passes.items() if value is not None},
+        pass_at_k={k: sum(r.parts) / sum(r.weights) for k, r in passes.items() if any(r.weights)},
         fates=dict(sorted(Counter(fate.value for task in tasks for fate in task.fates).items())),
         tasks=tuple(tasks),
+        policy=facts.policy,
+        reward_interval=sure.reward,
+        solve_rate_interval=sure.solve_rate,
+        pass_at_k_intervals=sure.pass_at_k,
     )
 
 
@@ -73,7 +91,8 @@ def pass_at(k: int, *, attempts: int, solved: int) -> float:
     return 1.0 - math.comb(attempts - solved, k) / math.comb(attempts, k)
 
 
-def _is_solved(reward: float, solved_at: float) -> bool:
+def is_solved(reward: float, solved_at: float) -> bool:
+    """Whether a reward counts as solved, up to what rounding takes from it."""
     return reward >= solved_at - _TOLERANCE
 
 
@@ -83,11 +102,35 @@ def _ks(attempts: int) -> list[int]:
     return sorted(powers | {attempts}) if attempts > 1 else []
 
 
-def _mean_pass_at(k: int, tasks: Sequence[TaskResult], solved_at: float) -> float | None:
+def _passes(k: int, tasks: Sequence[TaskResult], solved_at: float) -> Ratio:
+    """pass@k over the tasks that have k attempts with a reward."""
     chances: list[float] = []
     for task in tasks:
-        rewards = [reward for reward in task.rewards if reward is not None]
-        if len(rewards) >= k:
-            solved = sum(_is_solved(reward, solved_at) for reward in rewards)
-            chances.append(pass_at(k, attempts=len(rewards), solved=solved))
-    return fmean(chances) if chances else None
+        rewards = _graded(task)
+        solved = sum(is_solved(reward, solved_at) for reward in rewards)
+        has_k = len(rewards) >= k
+        chances.append(pass_at(k, attempts=len(rewards), solved=solved) if has_k else 0.0)
+    return Ratio(chances, [float(len(_graded(task)) >= k) for task in tasks])
+
+
+def _intervals(
+    tasks: Sequence[TaskResult], solved_at: float, passes: Mapping[int, Ratio]
+) -> _Intervals:
+    graded = [_graded(task) for task in tasks]
+    numbers = [float(len(rewards)) for rewards in graded]
+    solved = [float(sum(is_solved(each, solved_at) for each in rewards)) for rewards in graded]
+    rewards = Ratio([math.fsum(each) for each in graded], numbers)
+    shares = [Ratio(solved, numbers), *passes.values()]
+    reward, *bootstrapped = ratio_intervals([rewards, *shares])
+    if all(reward in (0, 1) for each in graded for reward in each):
+        reward = share_interval(rewards, reward)
+    solve_rate, *of_passes = [
+        share_interval(share, interval)
+        for share, interval in zip(shares, bootstrapped, strict=True)
+    ]
+    told = zip(passes, of_passes, strict=True)
+    return _Intervals(reward, solve_rate, {k: each for k, each in told if each is not None})
+
+
+def _graded(task: TaskResult) -> list[float]:
+    return [reward for reward in task.rewards if reward is not None]

@@ -26,7 +26,7 @@ from loops_cookbook.recipes.ending import ending
 from loops_cookbook.recipes.evaluation import is_due
 from loops_cookbook.recipes.memory import Memory
 from loops_cookbook.recipes.sft_batches import BatchPlan
-from loops_cookbook.recipes.sft_evaluation import HeldOut, scorer
+from loops_cookbook.recipes.sft_evaluation import HeldOut, Look, scorer
 from loops_cookbook.recipes.sft_metrics import SFTMetrics, SFTUpdateFacts
 from loops_cookbook.recipes.sft_plan import HELD_OUT, SFTPlan
 from loops_cookbook.records import EvaluationRow, Recorder, RunRow, StepRow
@@ -210,13 +210,8 @@ class SFTRun:
         if held_out.asks_the_policy and self._published != self._update:
             await self._publish()
         with self._narrator.waiting_for(f"the evaluation of {HELD_OUT}"):
-            return await held_out.evaluate(
-                can_score,
-                self._sampler,
-                update=self._update,
-                policy_version=self._version,
-                key=self._key(self._update),
-            )
+            look = Look(self._key(self._update), self._update, self._version)
+            return await held_out.evaluate(can_score, self._sampler, look)
 
     async def _publish(self) -> None:
         with self._narrator.waiting_for(f"the weights of update {self._update} to be published"):

@@ -8,7 +8,7 @@ else 0. Each sample is recorded as an attempt, with a transcript of its own.
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import cast
 
 import anyio
@@ -85,6 +85,20 @@ def drawn(rows: Sequence[Demonstration], samples: int) -> list[tuple[str, Asked]
     return [asked[i] for i in sorted(task_order(len(asked), 0, 0)[:samples])]
 
 
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Which weights are looked at."""
+
+    key: str
+    """Names them among all that their service is asked of: another name for other weights."""
+    update: int = 0
+    """How many updates they have had."""
+    policy_version: int = 0
+    """The version to sample from."""
+    policy: str | None = None
+    """What they are called, where they are not those of a run."""
+
+
 class HeldOut:
     """The held-out rows of a run, ready to be evaluated.
 
@@ -109,22 +123,27 @@ class HeldOut:
         """Whether the policy must be published to be evaluated."""
         return bool(self._sampled)
 
-    async def evaluate(
-        self, trainer: Scorer, sampler: Sampler, *, update: int, policy_version: int, key: str
-    ) -> EvaluationRow:
-        """Score all rows, sample some, record both; `key` names the update in the run."""
+    async def evaluate(self, trainer: Scorer, sampler: Sampler, look: Look) -> EvaluationRow:
+        """Score all rows, sample some, record both.
+
+        Args:
+            trainer: whose current weights are asked.
+            sampler: serves the same.
+            look: which weights they are.
+        """
         began = anyio.current_time()
-        loss = await held_out_loss(trainer, self._rows, key=f"{HELD_OUT}-{key}")
-        attempts = await self._attempts(sampler, policy_version)
+        loss = await held_out_loss(trainer, self._rows, key=f"{HELD_OUT}-{look.key}")
+        attempts = await self._attempts(sampler, look.policy_version)
         row = evaluation_row(
             EvaluationFacts(
                 set=HELD_OUT,
-                update=update,
-                policy_version=policy_version,
-                groups=[_group(attempt, policy_version) for attempt in attempts],
+                update=look.update,
+                policy_version=look.policy_version,
+                groups=[_group(attempt, look.policy_version) for attempt in attempts],
                 solved_at=1.0,
                 at=time.time(),
                 seconds=anyio.current_time() - began,
+                policy=look.policy,
             )
         )
         row = replace(row, loss=loss)

@@ -72,6 +72,8 @@ def plan_sft(
     environment: Environment,
     values: Mapping[str, str],
     scope: str | None,
+    *,
+    for_training: bool = True,
 ) -> SFTPlan:
     """Look at everything that a config names.
 
@@ -80,6 +82,7 @@ def plan_sft(
         environment: which `.env` files there are.
         values: the environment, those files included.
         scope: what `--scope` said.
+        for_training: whether the rows to train on are looked at too.
 
     Raises:
         UsageError: something in it cannot stand, in one line or one line a fault.
@@ -91,14 +94,17 @@ def plan_sft(
             f"{policy.scope.source}: scope 'tinker' trains on attempts alone (recipe \"rl\") in "
             "this version; use another scope for rows"
         )
-    train = _data_set(TRAIN_KEY, loaded.beside(data.train), loaded.config, policy.detection)
+    train = DataSet(TRAIN_KEY, 0)
+    if for_training:
+        path = loaded.beside(data.train)
+        train = _data_set(TRAIN_KEY, path, loaded.config, policy.detection)
     held_out = None
     if data.held_out is not None:
         path = loaded.beside(data.held_out)
         held_out = _data_set(HELD_OUT_KEY, path, loaded.config, policy.detection)
     _require_usable([train, *([held_out] if held_out else [])], loaded.config)
     sizes = [row.tokens for row in train.rows]
-    if policy.detection.renderer is not None:
+    if policy.detection.renderer is not None and for_training:
         _require_batch(train, loaded.config)
     return SFTPlan(
         loaded=loaded,

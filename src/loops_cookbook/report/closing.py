@@ -6,7 +6,7 @@ from pathlib import Path
 
 from loops_cookbook.records import EvaluationRow, RunStatus
 from loops_cookbook.report.chart import chart, smoothed
-from loops_cookbook.report.words import count, duration, measure, share
+from loops_cookbook.report.words import aligned, count, duration, measure, share
 
 TITLES: Mapping[str, str] = {
     "reward/all_mean": "mean reward of all graded attempts",
@@ -76,11 +76,7 @@ def _scores(
             cells[-1] += f" (k = {shared[-1]})"
         table.append([name, *cells])
     columns = max(map(len, table[1:]))
-    widths = [max(len(row[i]) for row in table if i < len(row)) for i in range(columns)]
-    return [
-        "   ".join(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=False)).rstrip()
-        for row in table
-    ]
+    return aligned([row[:columns] for row in table])
 
 
 def _attempts(counts: Mapping[str, int]) -> str:

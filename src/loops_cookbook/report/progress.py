@@ -34,7 +34,7 @@ from loops_cookbook.records import (
 from loops_cookbook.report.closing import Closing
 from loops_cookbook.report.console import has_unicode, printable
 from loops_cookbook.report.table import UpdateTable
-from loops_cookbook.report.words import count, duration, measure, share
+from loops_cookbook.report.words import between, count, duration, measure, share
 
 _REFRESH_SECONDS = 0.1
 _ROWS_UNDER_A_HEAD = 25
@@ -49,7 +49,7 @@ class Progress:
     Args:
         folder: the run's folder, named at the end.
         side: where progress goes: stderr.
-        answer: where the closing lines go: stdout.
+        answer: where the closing lines go: stdout; None: nowhere.
         every_seconds: between two plain lines.
         now: seconds of a clock that never goes back.
     """
@@ -59,7 +59,7 @@ class Progress:
         folder: Path,
         *,
         side: Console,
-        answer: Console,
+        answer: Console | None,
         every_seconds: float = 30.0,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -98,7 +98,7 @@ class Progress:
                 console=self._side,
                 auto_refresh=False,
                 transient=True,
-                redirect_stdout=self._answer.is_terminal,
+                redirect_stdout=self._answer is not None and self._answer.is_terminal,
                 get_renderable=self._status_line,
             )
             self._live = self._open.enter_context(live)
@@ -190,6 +190,8 @@ class Progress:
             evaluations=self._evaluations,
             counts=counts,
         )
+        if self._answer is None:
+            return
         encoding = self._answer.encoding
         for line in self.closing.lines(width=self._answer.width, unicode=has_unicode(encoding)):
             self._answer.print(Text(printable(line, encoding)), soft_wrap=True)
@@ -223,6 +225,8 @@ class Progress:
             return f"evaluating {self._evaluating}: {count(self._evaluated, 'attempt')} ended"
         if not self._has_started:
             return "starting"
+        if self._table.recipe == "eval":
+            return "evaluating"
         if self._updates == self._table.planned:
             return "all updates done"
         update = f"update {self._table.progress(self._updates + 1)}"
@@ -258,10 +262,14 @@ class Progress:
 def _scores(row: EvaluationRow) -> str:
     """An evaluation in one line."""
     when = "before the first update" if row.update == 0 else f"after {count(row.update, 'update')}"
+    when = when if row.policy is None else f"by {row.policy}"
     parts = [] if row.loss is None else [f"loss {measure(row.loss)}"]
     if row.loss is not None and not row.fates:
         return f"{row.set} {when}: {parts[0]}"
-    parts += [f"reward {measure(row.reward_mean)}", f"solved {share(row.solve_rate)}"]
+    parts += [
+        f"reward {between(measure, row.reward_mean, row.reward_interval)}",
+        f"solved {between(share, row.solve_rate, row.solve_rate_interval)}",
+    ]
     parts += [f"pass@{k} {share(value)}" for k, value in row.pass_at_k.items()]
     attempts = sum(row.fates.values())
     parts.append(count(attempts, "attempt"))

@@ -1,6 +1,7 @@
 """Numbers as a person reads them in a line of progress or of a summary."""
 
 import math
+from collections.abc import Callable, Sequence
 
 
 def duration(seconds: float) -> str:
@@ -35,6 +36,26 @@ def measure(value: float | None) -> str:
     if value == 0 or 1e-3 <= abs(value) < 1e4:
         return f"{value:.3f}"
     return f"{value:.1e}"
+
+
+def between(
+    show: Callable[[float | None], str], value: float | None, interval: tuple[float, float] | None
+) -> str:
+    """A value with its confidence interval, where it has one: `31.2% [24.0%, 39.1%]`."""
+    if interval is None:
+        return show(value)
+    low, high = interval
+    return f"{show(value)} [{show(low)}, {show(high)}]"
+
+
+def aligned(rows: Sequence[Sequence[str]], *, gap: str = "   ") -> list[str]:
+    """A table's lines; a row may have fewer cells than the widest of them."""
+    columns = max(map(len, rows), default=0)
+    widths = [max((len(row[i]) for row in rows if i < len(row)), default=0) for i in range(columns)]
+    return [
+        gap.join(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=False)).rstrip()
+        for row in rows
+    ]
 
 
 def count(number: int, noun: str) -> str:

@@ -49,6 +49,13 @@ class Clocks:
     grading_seconds: float
     release_seconds: float
 
+    @property
+    def longest(self) -> float:
+        """The longest of them."""
+        return max(
+            self.rollout_seconds, self.setup_seconds, self.grading_seconds, self.release_seconds
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class RuntimeContext:

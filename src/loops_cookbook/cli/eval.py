@@ -1,0 +1,189 @@
+"""`loops eval`: policies on the sets of a config, without training; two are compared."""
+
+import json
+import os
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Annotated
+
+import typer
+
+from loops_cookbook.cli.descriptors import allow_open_files
+from loops_cookbook.cli.launch import launched
+from loops_cookbook.cli.options import (
+    ConfigArgument,
+    DebugOption,
+    EnvFileOption,
+    JsonOption,
+    ScopeOption,
+    SetOption,
+)
+from loops_cookbook.config.environment import read_environment
+from loops_cookbook.config.load import load_config
+from loops_cookbook.errors import UsageError
+from loops_cookbook.journal import encode
+from loops_cookbook.recipes.check import evaluation_warnings
+from loops_cookbook.recipes.confirm import confirm
+from loops_cookbook.recipes.evaluate import (
+    BASE,
+    Candidate,
+    comparisons,
+    in_order,
+    plan_evaluation,
+    run_evaluation,
+)
+from loops_cookbook.recipes.launch import open_service, require_service, with_judges
+from loops_cookbook.recipes.plan import Plan
+from loops_cookbook.recipes.plans import AnyPlan
+from loops_cookbook.recipes.rl import Surroundings
+from loops_cookbook.recipes.sandboxes import open_sandboxes, require_sandboxes
+from loops_cookbook.recipes.sft_check import sft_warnings
+from loops_cookbook.recipes.sft_evaluation import AT_ONCE
+from loops_cookbook.recipes.sft_plan import HELD_OUT, SFTPlan
+from loops_cookbook.recipes.start import find_start, place_checkpoint
+from loops_cookbook.records import Recorder, RunRow
+from loops_cookbook.report.console import print_lines, side_console, stdout_kept_for_the_answer
+from loops_cookbook.report.evaluations import evaluation_lines
+from loops_cookbook.report.progress import Progress
+from loops_cookbook.rundir.layout import RunFolder, new_run_folder
+from loops_cookbook.rundir.read import open_run
+from loops_cookbook.rundir.write import versions
+from loops_cookbook.services.base import Service
+
+
+def evaluate(
+    config: ConfigArgument,
+    checkpoint: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--checkpoint",
+            metavar="C",
+            help="RUN_DIR (its last checkpoint), RUN_DIR@UPDATE, bt://... on hosted scopes, or "
+            f"`{BASE}`: the policy as its model is, which is meant where none is given. May be "
+            "given again; each is compared with the first.",
+            show_default=False,
+        ),
+    ] = None,
+    set_: SetOption = None,
+    scope: ScopeOption = None,
+    env_file: EnvFileOption = None,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Evaluate, without training: checkpoints on the sets of a config; two are compared."""
+    loaded = load_config(config, set_ or [])
+    environment = read_environment(loaded.directory, env_file=env_file)
+    environment.apply()
+    with stdout_kept_for_the_answer():
+        plan = plan_evaluation(loaded, environment, os.environ, scope)
+        candidates = candidates_of(plan, checkpoint or [])
+        require_service(plan, os.environ)
+        if isinstance(plan, Plan):
+            require_sandboxes(plan.config)
+        warnings = _warnings(plan)
+    folder = new_run_folder(loaded.output_dir, loaded.working_directory)
+    typer.echo(f"run: {folder.root}", err=True)
+    typer.echo(f"config: {loaded.path}", err=True)
+    too_few = allow_open_files(_calls_at_once(plan))
+    _carry_out(plan, candidates, folder, [*warnings, *([too_few] if too_few else [])])
+    _answer(candidates, folder, as_json=as_json)
+
+
+def candidates_of(plan: AnyPlan, references: Sequence[str]) -> list[Candidate]:
+    """The policies that are meant, each once.
+
+    Raises:
+        UsageError: a checkpoint is not there, does not fit, or is given twice.
+    """
+    found = [_candidate(reference, plan) for reference in references or [BASE]]
+    names = [candidate.name for candidate in found]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise UsageError(f"--checkpoint {twice}: is given twice; name each policy once")
+    return found
+
+
+def _candidate(reference: str, plan: AnyPlan) -> Candidate:
+    if reference == BASE:
+        return Candidate(BASE, None)
+    start = find_start(reference, plan)
+    name = reference.rstrip("/")
+    if start.located is not None:
+        update = f"@{start.located.row.update}"
+        name = name if name.endswith(update) else f"{name}{update}"
+    return Candidate(name, start)
+
+
+def _warnings(plan: AnyPlan) -> Sequence[str]:
+    confirmation = confirm(plan, os.environ)
+    if isinstance(plan, SFTPlan):
+        return sft_warnings(plan, os.environ, confirmation)
+    return evaluation_warnings(plan, os.environ, confirmation)
+
+
+def _calls_at_once(plan: AnyPlan) -> int:
+    return AT_ONCE if isinstance(plan, SFTPlan) else plan.config.sampling_slots
+
+
+def _carry_out(
+    plan: AnyPlan, candidates: Sequence[Candidate], folder: RunFolder, warnings: Sequence[str]
+) -> None:
+    every = plan.config.output.progress_every_seconds
+    progress = Progress(folder.root, side=side_console(), answer=None, every_seconds=every)
+
+    async def work(recorder: Recorder, around: Surroundings) -> None:
+        @asynccontextmanager
+        async def opened() -> AsyncGenerator[Service]:
+            for candidate in candidates:
+                if (start := candidate.start) is not None and start.is_here:
+                    assert start.located is not None, "its files are here"
+                    place_checkpoint(start.located, folder)
+            rendering = around.rendering
+            async with open_service(plan, folder, os.environ, rendering=rendering) as service:
+                yield service
+
+        row = _run_row(plan, folder)
+        if isinstance(plan, SFTPlan):
+            await run_evaluation(plan, candidates, opened, recorder, row, around)
+            return
+        async with (
+            with_judges(plan, os.environ) as judged,
+            open_sandboxes(plan.config, folder) as sandboxes,
+        ):
+            ready = replace(judged, sandboxes=sandboxes)
+            await run_evaluation(ready, candidates, opened, recorder, row, around)
+
+    launched(plan, folder, progress, warnings, work)
+
+
+def _run_row(plan: AnyPlan, folder: RunFolder) -> RunRow:
+    if isinstance(plan, SFTPlan):
+        tasks = {HELD_OUT: len(plan.held_out.rows)} if plan.held_out else {}
+    else:
+        tasks = {held_out.name: len(held_out.tasks) for held_out in plan.sets}
+    return RunRow(
+        run=folder.root.name,
+        started_at=time.time(),
+        recipe="eval",
+        scope=plan.scope.told,
+        model=plan.model.name,
+        updates=None,
+        attempts_per_update=None,
+        tasks=tasks,
+        service={},
+        versions=versions(),
+        config_path=str(plan.loaded.path),
+        config=plan.config.model_dump(mode="json", by_alias=True),
+    )
+
+
+def _answer(candidates: Sequence[Candidate], folder: RunFolder, *, as_json: bool) -> None:
+    # As they were recorded: with the names of their transcripts.
+    rows = in_order(open_run(folder.root).evaluations(), candidates)
+    compared = comparisons(rows, candidates)
+    if as_json:
+        told = {"run": str(folder.root), "evaluations": rows, "comparisons": compared}
+        typer.echo(json.dumps(json.loads(encode(told)), ensure_ascii=False, indent=2))
+    else:
+        print_lines([*evaluation_lines(rows, compared), "", f"run: {folder.root}"])

@@ -1,0 +1,85 @@
+"""What stands around work that runs for a while: records, progress, signals, the way out.
+
+Signals end the work in order, notes and logs of this package go to its records, what user code
+prints goes to stderr, and a process that cannot end by itself is ended once its records are whole.
+"""
+
+import os
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import NoReturn
+
+import anyio
+
+from loops_cookbook.cli.collector import collecting_seldom
+from loops_cookbook.cli.exits import INTERRUPTED, say
+from loops_cookbook.cli.logs import logs_noted
+from loops_cookbook.cli.signals import answering_quit, until_signalled
+from loops_cookbook.recipes.launch import rendering_limiter
+from loops_cookbook.recipes.plans import AnyPlan
+from loops_cookbook.recipes.rl import Surroundings
+from loops_cookbook.recorders import Fanout
+from loops_cookbook.records import Recorder, RunStatus
+from loops_cookbook.report.console import stdout_kept_for_the_answer
+from loops_cookbook.report.progress import Progress
+from loops_cookbook.rollouts.stall import Narrator
+from loops_cookbook.rundir.layout import RunFolder
+from loops_cookbook.rundir.write import RunWriter
+
+LOG_WIDTH = 100
+"""Of the closing lines in log.txt, in characters."""
+
+
+def launched(
+    plan: AnyPlan,
+    folder: RunFolder,
+    progress: Progress,
+    warnings: Sequence[str],
+    work: Callable[[Recorder, Surroundings], Awaitable[None]],
+) -> None:
+    """Do the work of a plan, recorded in a folder and shown as it goes.
+
+    Args:
+        plan: what is carried out.
+        folder: a new one, or that of a run that goes on.
+        progress: shows it.
+        warnings: noted first.
+        work: is handed who is told, and what is around it.
+
+    Raises:
+        KeyboardInterrupt: SIGINT came, and the work has ended.
+        Terminated: SIGTERM came, and the work has ended.
+    """
+    with (
+        stdout_kept_for_the_answer(),
+        progress,
+        RunWriter(folder, trace=plan.config.output.trace) as writer,
+    ):
+        recorder = Fanout((writer, progress))
+        narrator = Narrator(recorder.note)
+
+        def keep_closing() -> None:
+            if progress.closing is not None:
+                lines = progress.closing.lines(width=LOG_WIDTH)
+                writer.note("info", "\n".join(lines))
+
+        def end_process(status: RunStatus, why: Sequence[str]) -> NoReturn:
+            keep_closing()
+            _end_process(status, why)
+
+        with logs_noted(recorder), answering_quit(narrator.tell), collecting_seldom():
+            for warning in warnings:
+                recorder.note("warning", warning)
+            around = Surroundings(rendering_limiter(plan), narrator, end_process)
+            try:
+                anyio.run(until_signalled, partial(work, recorder, around))
+            finally:
+                keep_closing()
+
+
+def _end_process(status: RunStatus, why: Sequence[str]) -> NoReturn:
+    """End at once: the run is told, and what is left of it would hold the process for ever."""
+    say(why)
+    sys.stdout.flush()
+    os._exit({"done": 0, "interrupted": INTERRUPTED}.get(status, 1))

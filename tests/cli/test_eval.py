@@ -1,0 +1,45 @@
+"""`loops eval` refuses before anything is launched, and leaves no folder behind when it does."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from loops_cookbook.cli.app import app
+
+COUNTING = "examples/counting/train.toml"
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.delenv("BASETEN_API_KEY", raising=False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["patterns/custom_runtime/in_process_direct/train.toml"], "has no set to evaluate"),
+        ([COUNTING, "--checkpoint", "nowhere"], "nowhere has no run.json"),
+        ([COUNTING, "--checkpoint", "bt://loops:r/weights/u"], "use that service's scope"),
+        ([COUNTING, "--checkpoint", "base", "--checkpoint", "base"], "base: is given twice"),
+        ([COUNTING, "--set", "model.lora_rnk=3"], "lora_rank"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_one_line_and_exit_2(arguments: list[str], words: str) -> None:
+    result = CliRunner().invoke(app, ["eval", *arguments])
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("loops: ")
+    assert words in line
+    assert not Path("runs").exists()
+
+
+def test_a_refusal_is_json_where_the_answer_would_be() -> None:
+    result = CliRunner().invoke(app, ["eval", COUNTING, "--checkpoint", "nowhere", "--json"])
+    told = json.loads(result.stdout)
+    assert told["exit_status"] == result.exit_code == 2
+    assert "has no run.json" in told["errors"][0]
