@@ -13,9 +13,12 @@ from loops_cookbook.errors import RunFolderError
 from loops_cookbook.recipes.plan import Plan
 from loops_cookbook.recipes.plans import AnyPlan
 from loops_cookbook.recipes.resume import find_unfinished, require_same
+from loops_cookbook.recipes.rules import planned_updates
+from loops_cookbook.recipes.sft_plan import SFTPlan
 from loops_cookbook.records import RunRow
 from loops_cookbook.rundir.past import Past, SFTPast, read_past, read_sft_past
 from loops_cookbook.rundir.read import RecordedRun, open_run
+from loops_cookbook.rundir.references import kept_checkpoints
 
 _NEWEST = ""
 """What `--resume` means without a folder."""
@@ -61,6 +64,11 @@ class Resumed:
         """How often it was gone on with, this time included."""
         return len(self.run.run.resumed_at) + 1
 
+    @property
+    def is_kept(self) -> bool:
+        """Whether it has a checkpoint to go on from."""
+        return bool(kept_checkpoints(self.run))
+
     def past(self, plan: Plan) -> Past:
         """Where a run of the RL recipe stood; read it once the folder is held.
 
@@ -68,17 +76,21 @@ class Resumed:
             RunFolderError: it is at its end, or what is needed is damaged.
         """
         past = read_past(self.run, group_size=plan.config.training.group_size)
-        self._require_more(past.update, plan.config.training.updates)
+        epochs = plan.config.training.epochs
+        has_tasks = (
+            epochs is None or bool(past.again) or past.next_serial < len(plan.tasks) * epochs
+        )
+        self._require_more(past.update, planned_updates(plan) if has_tasks else past.update)
         return past
 
-    def sft_past(self, planned: int) -> SFTPast:
-        """Where a run of the SFT recipe stood; `planned` as it is planned now.
+    def sft_past(self, plan: SFTPlan) -> SFTPast:
+        """Where a run of the SFT recipe stood; read it once the folder is held.
 
         Raises:
             RunFolderError: it is at its end, or what is needed is damaged.
         """
         past = read_sft_past(self.run)
-        self._require_more(past.recorded, planned)
+        self._require_more(past.recorded, len(plan.batches))
         return past
 
     def row(self, row: RunRow, *, at: float, update: int) -> RunRow:
@@ -92,8 +104,8 @@ class Resumed:
             resumed_from=update,
         )
 
-    def _require_more(self, update: int, planned: int | None) -> None:
-        if self.run.run.status == "done" and (planned is None or update >= planned):
+    def _require_more(self, update: int, planned: int) -> None:
+        if self.run.run.status == "done" and update >= planned:
             raise RunFolderError(
                 f"there is nothing to resume: {self.run.folder.root} came to its end after update "
                 f"{update}; raise training.updates (or epochs) to go on"

@@ -37,6 +37,7 @@ from loops_cookbook.recipes.sft import run_sft
 from loops_cookbook.recipes.sft_check import sft_warnings
 from loops_cookbook.recipes.sft_evaluation import AT_ONCE
 from loops_cookbook.recipes.sft_plan import HELD_OUT, SFTPlan
+from loops_cookbook.recipes.start import put_in_place, start_of
 from loops_cookbook.records import Recorder, RunRow
 from loops_cookbook.report.console import (
     answer_console,
@@ -68,6 +69,7 @@ def run(
         if isinstance(plan, Plan):
             require_sandboxes(plan.config)
         resumed = None if resume is None else find_resumed(plan, resume)
+        start = None if resumed and resumed.is_kept else start_of(plan)
         warnings = _warnings(plan)
     if resumed is None:
         folder = new_run_folder(loaded.output_dir, loaded.working_directory)
@@ -76,7 +78,8 @@ def run(
     typer.echo(f"run: {folder.root}", err=True)
     typer.echo(f"config: {loaded.path}", err=True)
     too_few = allow_open_files(_calls_at_once(plan))
-    _carry_out(plan, folder, [*warnings, *([too_few] if too_few else [])], resumed)
+    path = None if start is None else put_in_place(start, folder)
+    _carry_out(plan, folder, [*warnings, *([too_few] if too_few else [])], path, resumed)
 
 
 def _warnings(plan: AnyPlan) -> Sequence[str]:
@@ -91,7 +94,11 @@ def _calls_at_once(plan: AnyPlan) -> int:
 
 
 def _carry_out(
-    plan: AnyPlan, folder: RunFolder, warnings: Sequence[str], resumed: Resumed | None
+    plan: AnyPlan,
+    folder: RunFolder,
+    warnings: Sequence[str],
+    start: str | None,
+    resumed: Resumed | None,
 ) -> None:
     progress = Progress(
         folder.root,
@@ -104,14 +111,14 @@ def _carry_out(
         opened = partial(open_service, plan, folder, os.environ, rendering=around.rendering)
         with SavePoints(folder) as savepoints:
             if isinstance(plan, SFTPlan):
-                memory = Memory[SFTPast](savepoints)
+                memory = Memory[SFTPast](savepoints, start=start)
                 if resumed is not None:
-                    past = resumed.sft_past(len(plan.batches))
+                    past = resumed.sft_past(plan)
                     memory = replace(memory, past=past, life=resumed.life)
                 row = _row_of(plan, folder, recorder, resumed, memory.past)
                 await run_sft(plan, opened, recorder, row, around.narrator, memory)
                 return
-            of_run = Memory[Past](savepoints)
+            of_run = Memory[Past](savepoints, start=start)
             if resumed is not None:
                 of_run = replace(of_run, past=resumed.past(plan), life=resumed.life)
             row = _row_of(plan, folder, recorder, resumed, of_run.past)

@@ -26,6 +26,7 @@ from loops_cookbook.recipes.scope import (
     TINKER_URL_VARIABLE,
     WAYS_OUT,
 )
+from loops_cookbook.recipes.start import start_of
 from loops_cookbook.renderers.detect import Detection
 from loops_cookbook.renderers.images import images_line
 from loops_cookbook.runtimes.producers import producers_summary
@@ -78,6 +79,7 @@ def check_report(
     lines = [
         *head_lines(plan),
         *model_lines(plan, values, confirmation),
+        *start_lines(plan),
         f"Runtime: {config.runtime}; tasks: {len(plan.tasks)}",
         _capabilities_line(plan),
         f"Renderer: {plan.detection.line}",
@@ -124,6 +126,19 @@ def model_lines(plan: AnyPlan, values: Mapping[str, str], confirmation: Confirma
     limit = f" (up to {plan.model_limit})" if plan.model_limit else ""
     weights = "; random weights" if plan.config.model.init == "random" else ""
     return [f"Local model: {plan.model.name}; {length}{limit}{weights}"]
+
+
+def start_lines(plan: AnyPlan) -> list[str]:
+    """The checkpoint that training starts from, where the config names one.
+
+    Raises:
+        UsageError: it is not there, or does not fit.
+    """
+    start = start_of(plan)
+    if start is None:
+        return []
+    of = f" (update {start.located.row.update})" if start.located is not None else ""
+    return [f"Starts from: {start.name}{of}"]
 
 
 def images_told(plan: AnyPlan) -> str:

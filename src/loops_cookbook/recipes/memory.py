@@ -24,4 +24,4 @@ class Memory(Generic[PastT]):
     def key(self, name: str) -> str:
         """What a call is named at its service: another name in each life, for the same call is made
         again where a checkpoint was loaded in between."""
-        return f"{name}+{self.life}" if self.life else name
+        return f"{name}.{self.life}" if self.life else name

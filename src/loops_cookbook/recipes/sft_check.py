@@ -8,6 +8,7 @@ from loops_cookbook.recipes.check import (
     head_lines,
     images_told,
     model_lines,
+    start_lines,
 )
 from loops_cookbook.recipes.confirm import UNASKED, Confirmation
 from loops_cookbook.recipes.excerpt import excerpt
@@ -32,6 +33,7 @@ def sft_check_report(
         lines=(
             *head_lines(plan),
             *model_lines(plan, values, confirmation),
+            *start_lines(plan),
             f"Renderer: {plan.detection.line}",
             f"Images: {images_told(plan)}",
             f"Data: {_counted(plan.train)}",

@@ -37,6 +37,34 @@ class Start:
         return self.located is not None and self.located.folder is not None
 
 
+def start_of(plan: AnyPlan) -> Start | None:
+    """The checkpoint that the config's policy begins with; None where it has none.
+
+    A relative path is looked for beside the config, then in the working directory.
+
+    Raises:
+        UsageError: there is none, or it does not fit.
+    """
+    reference = plan.config.model.start_from
+    if reference is None:
+        return None
+    loaded = plan.loaded
+    places = (loaded.directory, loaded.working_directory)
+    name = reference.rpartition("@")[0] or reference
+    beside = next((place for place in places if (place / name).is_dir()), places[0])
+    try:
+        return find_start(reference, plan, beside=beside)
+    except UsageError as error:
+        raise type(error)(f"model.start_from: {error}") from error
+
+
+def put_in_place(start: Start, folder: RunFolder) -> str:
+    """Have a checkpoint where its service finds it; its path, to load it by."""
+    if start.located is None or not start.is_here:
+        return start.path
+    return place_checkpoint(start.located, folder)
+
+
 def find_start(reference: str, plan: AnyPlan, *, beside: Path | None = None) -> Start:
     """The checkpoint that a reference means, if the plan's policy can begin with it.
 
