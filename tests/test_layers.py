@@ -21,6 +21,7 @@ ORDER: Sequence[str] = """
 DOORS = {"services", "renderers", "sandboxes", "rundir"}  # and these not one another
 ANNEX_MAY_IMPORT = {"errors", "problems", "tokens", "learning", "services", "local"}
 HEAVY = {"torch", "transformers", "renderers", "openai", "aiohttp", "blaxel", "harbor", "tinker"}
+HEAVY |= {"wandb", "trackio"}
 MODULES = sorted(ROOT.rglob("*.py"))
 
 

@@ -1,6 +1,7 @@
 """A run of a few updates over the Tinker API, on SkyRL's own server, on the CPU of this machine.
 
     python3.11 scripts/try_tinker/run.py FOLDER [--updates 20] [--loss cispo] [--mode sync]
+    python3.11 scripts/try_tinker/run.py FOLDER --recipe sft
 
 In FOLDER it makes an environment (some 2.5 GB, unless one is there: SkyRL 0.3.0 with its JAX
 backend, `tinker` 0.24.1 and this checkout), a model of random weights, and what the server keeps.
@@ -40,13 +41,18 @@ wait $child 2>/dev/null
 """
 LORA = {"max_lora_adapters": 3, "max_lora_rank": 8}
 START_SECONDS = 120.0
-SHOWN = ("reward/all_mean", "loss", "grad_norm", "kl/sample_train_k3", "time/update")
+SHOWN = {
+    "rl": ("reward/all_mean", "loss", "grad_norm", "kl/sample_train_k3", "time/update"),
+    "sft": ("loss", "eval/held_out/loss", "eval/held_out/solve_rate", "grad_norm", "time/update"),
+}
+"""The metrics that are told, by recipe."""
 
 
 def main() -> None:
     """Set up, serve, train, tell."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--recipe", choices=SHOWN, default="rl")
     parser.add_argument("--updates", type=int, default=20)
     parser.add_argument("--loss", default="cispo")
     parser.add_argument("--mode", default="sync")
@@ -58,15 +64,16 @@ def main() -> None:
     model = folder / "tiny"
     if not model.is_dir():
         subprocess.run(["python", HERE / "tiny_qwen3.py", model], env=environ, check=True)
-    settings = {"model.name": model, "training.loss": said.loss, "training.mode": said.mode}
-    options = [f"--set={key}='{value}'" for key, value in settings.items()]
-    options.append(f"--set=training.updates={said.updates}")
+    options = [f"--set=model.name='{model}'"]
+    if said.recipe == "rl":
+        options += [f"--set=training.loss='{said.loss}'", f"--set=training.mode='{said.mode}'"]
+        options.append(f"--set=training.updates={said.updates}")
     with served(folder, model, environ) as url:
         environ = environ | {"TINKER_BASE_URL": url, "TINKER_API_KEY": "tml-any"}
-        config = HERE / "train.toml"
+        config = HERE / ("train.toml" if said.recipe == "rl" else "sft.toml")
         subprocess.run(["loops", "check", config, *options], env=environ, cwd=folder, check=True)
         subprocess.run(["loops", "run", config, *options], env=environ, cwd=folder, check=True)
-    tell(max((folder / "runs" / "try_tinker").iterdir()))
+    tell(max((folder / "runs" / "try_tinker").iterdir()), SHOWN[said.recipe])
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -147,12 +154,12 @@ def wait_for(url: str, server: subprocess.Popen[bytes]) -> None:
     raise SystemExit("SkyRL's server did not come up: see server.log in the folder")
 
 
-def tell(run: Path) -> None:
+def tell(run: Path, shown: tuple[str, ...]) -> None:
     """What each update came to."""
-    print(f"\n{'update':>6}", *(f"{name:>19}" for name in SHOWN))
+    print(f"\n{'update':>6}", *(f"{name:>24}" for name in shown))
     for line in (run / "steps.jsonl").read_text().splitlines():
         row = json.loads(line)
-        print(f"{row['update']:>6}", *(f"{row.get(name, float('nan')):>19.6g}" for name in SHOWN))
+        print(f"{row['update']:>6}", *(f"{row.get(name, float('nan')):>24.6g}" for name in shown))
 
 
 if __name__ == "__main__":

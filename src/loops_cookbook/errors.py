@@ -65,11 +65,17 @@ class MissingExtra(UsageError):
     Args:
         needed_by: what cannot work without it, as the subject of a sentence.
         extra: the name of the extra, as in `loops-cookbook[extra]`.
+        found: the package that stands in its place, with its version, if one does.
     """
 
-    def __init__(self, needed_by: str, extra: str) -> None:
+    def __init__(self, needed_by: str, extra: str, *, found: str | None = None) -> None:
+        lacks = "which is not installed:"
+        if found is not None:
+            lacks = (
+                f"in whose place {found} is installed: in an environment without {found.split()[0]}"
+            )
         super().__init__(
-            f"{needed_by} needs the extra {extra!r}, which is not installed: "
+            f"{needed_by} needs the extra {extra!r}, {lacks} "
             f'run `uv add "loops-cookbook[{extra}]"` (or `pip install "loops-cookbook[{extra}]"`)'
         )
         self.extra = extra

@@ -108,6 +108,23 @@ def test_a_port_that_is_taken_is_one_line_and_exit_2(
     assert err == f"cannot listen on 127.0.0.1:{port} (Address already in use): give another\n"
 
 
+@pytest.mark.torch
+@pytest.mark.parametrize("asked", [[], ["--deterministic"]])
+def test_the_engine_is_told_whether_to_decode_each_request_alone(
+    asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch")
+    engine, told = tmp_path / "engine", tmp_path / "told"
+    ready = '{"url": "http://here", "engine": {"device": "cpu", "dtype": "float32"}}'
+    engine.write_text(f"#!/bin/sh\necho \"$@\" > {told}\necho '{ready}'\nexit 2\n")
+    engine.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(engine))
+    result = CliRunner().invoke(app, ["serve", COUNTING, *asked])
+    assert result.exit_code == 2
+    assert ("--deterministic" in told.read_text().split()) == bool(asked)
+    assert ("each request decoded alone" in result.stdout) == bool(asked)
+
+
 def address(process: subprocess.Popen[str]) -> str:
     """Where it serves, from the first line that it says."""
     assert process.stdout is not None

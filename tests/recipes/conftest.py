@@ -146,11 +146,13 @@ def sft_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def make_sft_plan(sft_project: Path) -> MakeSFTPlan:
-    """Plans the SFT project, with overrides."""
+    """Plans the SFT project, with overrides, an environment and a scope."""
 
-    def make(*overrides: str, scope: str | None = None) -> SFTPlan:
+    def make(
+        *overrides: str, values: Mapping[str, str] | None = None, scope: str | None = None
+    ) -> SFTPlan:
         loaded = load_config("train.toml", list(overrides)).of_recipe(SFTConfig)
         assert loaded is not None
-        return plan_sft(loaded, read_environment(loaded.directory), {}, scope)
+        return plan_sft(loaded, read_environment(loaded.directory), values or {}, scope)
 
     return make

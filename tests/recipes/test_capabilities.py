@@ -134,6 +134,14 @@ def test_the_mean_that_skyrl_s_jax_backend_takes_is_always_told(make_plan) -> No
     assert warned.startswith("ignored by SkyRL, JAX: the mean over each sequence's positions")
 
 
+def test_a_run_on_rows_is_warned_of_the_keys_that_it_has(make_sft_plan) -> None:
+    """Its optimizer's keys were not looked at."""
+    settings = ("training.adam.beta1=0.8", "training.weight_decay=0.1")
+    warned = keys_warned(make_sft_plan, *settings, values=SKYRL)
+    assert set(warned) == {"training.grad_clip", "training.adam", "training.weight_decay"}
+    assert keys_warned(make_sft_plan, *settings, values=TINKER) == {}
+
+
 def test_a_key_that_a_hosted_service_is_not_told_of_is_a_warning(make_plan) -> None:
     plan = make_plan("model.lora_alpha=16", scope="dedicated")
     assert any(
@@ -161,6 +169,15 @@ def test_a_client_that_the_service_does_not_know_is_named(
 ) -> None:
     told = client_warning((engine,), installed)  # pyright: ignore[reportArgumentType]
     assert told is None if why is None else why in (told or "")
+
+
+def test_a_module_that_only_has_the_client_s_name_is_told_by_its_package() -> None:
+    told = client_warning(("thinking_machines",), None, "baseten-loops-tinker 0.17.0")
+    assert told is not None
+    assert told.startswith(
+        "scope \"tinker\" needs the extra 'tinker', in whose place baseten-loops-"
+    )
+    assert "in an environment without baseten-loops-tinker run `uv add" in told
 
 
 def test_the_report_names_the_service_and_what_is_missing(make_plan) -> None:

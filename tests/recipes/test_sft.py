@@ -12,6 +12,7 @@ import pytest
 from tests.recipes.notebook import Notebook
 from trio.testing import MockClock
 
+from loops_cookbook.attempts import Fate
 from loops_cookbook.errors import EngineDied, ServiceRefused, ServiceUnavailable
 from loops_cookbook.learning.datums import Datum
 from loops_cookbook.recipes.sft import run_sft, sft_adam_params
@@ -184,15 +185,39 @@ async def test_a_trainer_that_fails_ends_the_run_and_no_batch_is_sent_again(
     assert counts.get("rows", 0) == 2 * number
 
 
-async def test_a_sampler_that_fails_ends_the_run_with_its_own_error(
-    make_sft_plan: MakeSFTPlan,
+@pytest.mark.parametrize("error", [ServiceRefused("too odd"), ServiceUnavailable("no answer")])
+async def test_a_sample_that_fails_is_discarded_and_the_run_goes_on(
+    make_sft_plan: MakeSFTPlan, error: Exception
 ) -> None:
+    """One sample that the sampler refused ended a whole run."""
+    plan = make_sft_plan("evaluation.samples=2", "evaluation.every=0")
+    right = replies(plan, right_from=0)
+    script = lambda prompt, call: right(prompt, call) if call % 2 else error  # noqa: E731
+    told = await run(plan, ScriptedService(ScriptedSampler(script)))
+    assert [status for status, *_ in told.ended] == ["done"]
+    counted = {"discarded/failed": 1, "evaluated": 1}
+    assert [(row.fates, row.solve_rate) for row in told.evaluations] == [(counted, 1.0)] * 2
+    failed = [attempt.discarded for _, attempt in told.attempts if attempt.discarded]
+    assert [(each.fate, each.exception) for each in failed] == [
+        (Fate.FAILED, type(error).__name__)
+    ] * 2
+    (warning,) = [note for note in told.notes if "discarded/failed" in note]
+    assert f"{type(error).__name__}: {error}" in warning
+
+
+async def test_samples_that_all_fail_leave_no_score(make_sft_plan: MakeSFTPlan) -> None:
+    plan = make_sft_plan("evaluation.samples=2", "evaluation.every=0")
+    sampler = ScriptedSampler(lambda *_: ServiceRefused("no"))
+    told = await run(plan, ScriptedService(sampler))
+    assert [list(row.metrics) for row in told.evaluations] == [["eval/held_out/loss"]] * 2
+
+
+async def test_an_engine_that_dies_under_a_sample_ends_the_run(make_sft_plan: MakeSFTPlan) -> None:
     plan = make_sft_plan("evaluation.samples=2")
-    sampler = ScriptedSampler(lambda *_: ServiceUnavailable("no answer"))
-    notebook = Notebook()
-    with pytest.raises(ServiceUnavailable):
-        await run_sft(plan, ScriptedService(sampler), notebook, row_of(plan))
-    assert [(status, reason) for status, _, reason in notebook.ended] == [("failed", "no answer")]
+    service, notebook = ScriptedService(ScriptedSampler(lambda *_: EngineDied("gone"))), Notebook()
+    with pytest.raises(EngineDied):
+        await run_sft(plan, service, notebook, row_of(plan))
+    assert [(status, reason) for status, _, reason in notebook.ended] == [("failed", "gone")]
 
 
 async def test_an_update_that_was_applied_is_told_even_if_what_follows_is_cut(

@@ -118,6 +118,7 @@ def test_overrides_put_one_size_of_a_batch_in_the_place_of_the_other(
     assert plan_sft(sft, read_environment(sft_project), {}, None).batches
 
 
-def test_the_tinker_api_is_refused(make_sft_plan: MakeSFTPlan) -> None:
-    with pytest.raises(ConfigError, match="scope 'tinker' trains on attempts alone"):
-        make_sft_plan("compute.scope='tinker'")
+def test_rows_are_trained_over_the_tinker_api_too(make_sft_plan: MakeSFTPlan) -> None:
+    plan = make_sft_plan("compute.scope='tinker'")
+    assert plan.scope.is_tinker
+    assert len(plan.batches) == 2

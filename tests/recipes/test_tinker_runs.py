@@ -7,11 +7,13 @@ import httpx
 import pytest
 from tests.recipes.test_hosted_runs import SHORTER
 from tests.recipes.test_rl import row_of
+from tests.recipes.test_sft import row_of as sft_row_of
 from tests.services.tinker_double import KEY, MODEL, STUCK, TinkerDouble
 from trio.testing import MockClock
 
 from loops_cookbook.errors import ServiceUnavailable
 from loops_cookbook.recipes.rl import run_rl
+from loops_cookbook.recipes.sft import run_sft
 from loops_cookbook.rundir.layout import RunFolder, new_run_folder
 from loops_cookbook.rundir.write import RunWriter
 from loops_cookbook.services.tinker import TinkerOptions, tinker_service
@@ -41,6 +43,27 @@ async def run(double: TinkerDouble, runnable, project: Path, *settings: str) -> 
             row_of(plan),
         )
     return folder
+
+
+async def test_rows_are_trained_scored_and_sampled(make_sft_plan, sft_project: Path) -> None:
+    double = TinkerDouble()
+    plan = make_sft_plan("compute.scope='tinker'", "evaluation.samples=2", "evaluation.every=0")
+    folder = new_run_folder("runs", sft_project)
+    network = httpx.MockTransport(double)
+    with RunWriter(folder) as writer:
+        await run_sft(
+            plan,
+            lambda: tinker_service(OPTIONS, sdk=double, network=network),
+            writer,
+            sft_row_of(plan),
+        )
+    assert [loss for _, loss, _ in double.batches] == ["cross_entropy"] * 2
+    assert double.saved == ["start-v0", "update-2-v1"]
+    assert [path.rpartition("-v")[2] for path, *_ in double.samples] == ["0", "0", "1", "1"]
+    assert [row["loss"] for row in rows_of(folder)] == [0.5, 0.5]
+    assert rows_of(folder)[-1]["eval/held_out/loss"] == 0.5
+    assert json.loads(folder.run.read_text())["status"] == "done"
+    assert double.unloaded == ["model-1"]
 
 
 def rows_of(folder: RunFolder) -> list[dict[str, object]]:

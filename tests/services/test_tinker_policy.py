@@ -112,6 +112,65 @@ async def test_the_loss_is_ours_of_the_trainer_s_logprobs(loss: LossSpec, expect
     assert [logprobs.tolist() for logprobs in result.logprobs] == [[-0.5] * 3] * 2
 
 
+DEMONSTRATION = Datum(
+    input_ids=ids_of([1, 2, 3]),
+    target_ids=ids_of([2, 3, 4]),
+    weights=np.array([0, 1, 1], np.float32),
+)
+CROSS_ENTROPY = LossSpec("cross_entropy")
+
+
+async def test_demonstrated_rows_are_sent_with_weights_that_add_up_to_1() -> None:
+    """Tinker adds the loss up, so a gradient's norm would grow with the batch, and be clipped."""
+    double = TinkerDouble()
+    async with opened(double) as service:
+        await service.trainer.train([DEMONSTRATION] * 2, CROSS_ENTROPY, ADAM, key="update-1")
+    ((rows, loss, config),) = double.batches
+    assert (loss, config) == ("cross_entropy", None)
+    for row in rows:
+        inputs = row.said["loss_fn_inputs"]
+        assert {name: values.tolist() for name, values in inputs.items()} == {
+            "target_tokens": [2, 3, 4],
+            "weights": [0, 0.25, 0.25],
+        }
+        assert str(inputs["weights"].dtype) == "float32"
+
+
+@pytest.mark.parametrize("elsewhere", [-0.5, np.nan])
+async def test_the_loss_of_demonstrated_rows_is_summed_over_their_trained_tokens(
+    elsewhere: float,
+) -> None:
+    class Partial(TinkerDouble):
+        def _passed(self, data):
+            passed = super()._passed(data)
+            for row in passed.loss_fn_outputs:
+                row["logprobs"].data[0] = elsewhere
+            return passed
+
+    async with opened(Partial()) as service:
+        rows = [DEMONSTRATION, DEMONSTRATION]
+        result = await service.trainer.train(rows, CROSS_ENTROPY, ADAM, key="update-1")
+    assert result.loss == pytest.approx(4 * 0.5)
+
+
+async def test_rows_are_scored_without_a_gradient() -> None:
+    double = TinkerDouble(logprob=-0.75)
+    async with opened(double) as service:
+        scored = await service.trainer.score([DEMONSTRATION], key="held_out-0")  # pyright: ignore[reportAttributeAccessIssue]
+    assert [logprobs.tolist() for logprobs in scored] == [[-0.75] * 3]
+    (((row,), loss, config),) = double.scored
+    assert row.said["loss_fn_inputs"]["weights"].tolist() == [0, 1, 1]
+    assert (loss, config) == ("cross_entropy", None)
+    assert (double.batches, double.steps) == ([], [])
+
+
+@pytest.mark.parametrize(("datum", "loss"), [(ROW, CROSS_ENTROPY), (DEMONSTRATION, CISPO)])
+async def test_a_row_of_the_other_recipe_is_refused(datum: Datum, loss: LossSpec) -> None:
+    async with opened(TinkerDouble()) as service:
+        with pytest.raises(ServiceRefused, match="a row without"):
+            await service.trainer.train([datum], loss, ADAM, key="update-1")
+
+
 @pytest.mark.parametrize("told", [{"skyrl.ai/grad_norm": 0.5}, {"grad_norm": 0.5}])
 async def test_a_metric_has_its_own_name_whoever_tells_it(told: dict[str, float]) -> None:
     async with opened(TinkerDouble(metrics=told)) as service:

@@ -66,6 +66,7 @@ class TinkerDouble:
     calls: list[str] = field(default_factory=list[str])
     opened: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     batches: list[Any] = field(default_factory=list[Any])
+    scored: list[Any] = field(default_factory=list[Any])
     steps: list[Settings] = field(default_factory=list[Settings])
     saved: list[str] = field(default_factory=list[str])
     samples: list[tuple[str, list[int], int, Mapping[str, Any]]] = field(default_factory=list)
@@ -112,10 +113,19 @@ class TinkerDouble:
     ) -> Answered:
         self.calls.append("forward_backward")
         self.batches.append((data, loss_fn, loss_fn_config))
+        return Answered(self, "forward_backward result", self._passed(data))
+
+    async def forward_async(
+        self, data: list[Any], loss_fn: str, loss_fn_config: dict[str, float] | None
+    ) -> Answered:
+        self.calls.append("forward")
+        self.scored.append((data, loss_fn, loss_fn_config))
+        return Answered(self, "forward result", self._passed(data))
+
+    def _passed(self, data: list[Any]) -> Any:
         rows = [len(row.said["loss_fn_inputs"]["target_tokens"]) for row in data]
         outputs = [{"logprobs": SimpleNamespace(data=[self.logprob] * n)} for n in rows]
-        result = SimpleNamespace(loss_fn_outputs=outputs)
-        return Answered(self, "forward_backward result", result)
+        return SimpleNamespace(loss_fn_outputs=outputs)
 
     async def optim_step_async(self, adam_params: Settings) -> Answered:
         self.calls.append("optim_step")

@@ -21,6 +21,7 @@ from loops_cookbook.recipes.plans import AnyPlan, plan_config
 from loops_cookbook.recipes.sft_check import sft_check_report
 from loops_cookbook.recipes.sft_plan import SFTPlan
 from loops_cookbook.report.console import print_lines, stdout_kept_for_the_answer
+from loops_cookbook.report.trackers import require_trackers
 
 
 def check(
@@ -36,7 +37,9 @@ def check(
     environment = read_environment(loaded.directory, env_file=env_file)
     environment.apply()
     with stdout_kept_for_the_answer():
-        report = _report(plan_config(loaded, environment, os.environ, scope))
+        plan = plan_config(loaded, environment, os.environ, scope)
+        require_trackers(plan.config.output)
+        report = _report(plan)
     if as_json:
         typer.echo(json.dumps(report.to_json(), ensure_ascii=False, indent=2))
     else:

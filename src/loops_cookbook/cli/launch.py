@@ -7,6 +7,7 @@ prints goes to stderr, and a process that cannot end by itself is ended once its
 import os
 import sys
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import NoReturn
 
@@ -23,6 +24,7 @@ from loops_cookbook.recorders import Fanout
 from loops_cookbook.records import Recorder, RunStatus
 from loops_cookbook.report.console import stdout_kept_for_the_answer
 from loops_cookbook.report.progress import Progress
+from loops_cookbook.report.trackers import open_trackers
 from loops_cookbook.rollouts.stall import Narrator
 from loops_cookbook.rundir.layout import RunFolder
 from loops_cookbook.rundir.write import RunWriter
@@ -37,6 +39,8 @@ def launched(
     progress: Progress,
     warnings: Sequence[str],
     work: Callable[[Recorder, Surroundings], Awaitable[None]],
+    *,
+    is_tracked: bool = False,
 ) -> None:
     """Do the work of a plan, recorded in a folder and shown as it goes.
 
@@ -46,17 +50,23 @@ def launched(
         progress: shows it.
         warnings: noted first.
         work: is handed who is told, and what is around it.
+        is_tracked: whether the trackers that the config names are told too.
 
     Raises:
         KeyboardInterrupt: SIGINT came, and the work has ended.
         Terminated: SIGTERM came, and the work has ended.
     """
+    output = plan.config.output
     with (
         stdout_kept_for_the_answer(),
         progress,
-        RunWriter(folder, trace=plan.config.output.trace) as writer,
+        RunWriter(folder, trace=output.trace) as writer,
+        ExitStack() as stack,
     ):
         recorder = Fanout((writer, progress))
+        if is_tracked:
+            trackers = stack.enter_context(open_trackers(output, folder, recorder.note))
+            recorder = Fanout((writer, progress, *trackers))
         narrator = Narrator(recorder.note)
 
         def keep_closing() -> None:

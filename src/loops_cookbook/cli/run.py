@@ -45,6 +45,7 @@ from loops_cookbook.report.console import (
     stdout_kept_for_the_answer,
 )
 from loops_cookbook.report.progress import Progress
+from loops_cookbook.report.trackers import require_trackers
 from loops_cookbook.rundir.layout import RunFolder, new_run_folder
 from loops_cookbook.rundir.past import Past, SFTPast
 from loops_cookbook.rundir.savepoints import SavePoints
@@ -65,6 +66,7 @@ def run(
     environment.apply()
     with stdout_kept_for_the_answer():
         plan = plan_config(loaded, environment, os.environ, scope)
+        require_trackers(plan.config.output)
         require_service(plan, os.environ)
         if isinstance(plan, Plan):
             require_sandboxes(plan.config)
@@ -129,7 +131,7 @@ def _carry_out(
                 ready = replace(judged, sandboxes=sandboxes)
                 await run_rl(ready, opened, recorder, row, replace(around, memory=of_run))
 
-    launched(plan, folder, progress, warnings, work)
+    launched(plan, folder, progress, warnings, work, is_tracked=True)
 
 
 def _row_of(

@@ -82,6 +82,13 @@ ThreadsOption: TypeAlias = Annotated[
     int | None,
     typer.Option(metavar="COUNT", min=1, help="Unset: by the model's size.", show_default=False),
 ]
+DeterministicOption: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--deterministic",
+        help="Decode each request alone: a seed gives the same to the last bit, more slowly.",
+    ),
+]
 CheckpointsOption: TypeAlias = Annotated[
     Path,
     typer.Option(metavar="FOLDER", help="Where checkpoints are kept; made with the first of them."),
@@ -99,6 +106,7 @@ def serve(
     device: DeviceOption = None,
     dtype: DtypeOption = None,
     threads: ThreadsOption = None,
+    deterministic: DeterministicOption = False,
     checkpoints: CheckpointsOption = Path("checkpoints"),
     debug: DebugOption = False,
 ) -> None:
@@ -117,6 +125,7 @@ def serve(
         device=device,
         dtype=dtype,
         threads=threads,
+        deterministic=deterministic,
         checkpoints=checkpoints.absolute(),
     )
     allow_open_files()
@@ -204,9 +213,10 @@ def _announce(options: EngineOptions, variable: str | None, ready: Ready) -> Non
     trained = f"LoRA rank {options.lora_rank}" if options.lora_rank else "every weight"
     key = f"send `Authorization: Api-Key ${variable}`" if variable else "none is asked for"
     header = f' -H "Authorization: Api-Key ${variable}"' if variable else ""
+    alone = ", each request decoded alone" if options.deterministic else ""
     lines = [
         f"Serving {options.model_name} on {url}: {trained}, up to {options.max_seq_len} tokens, "
-        f"{engine['device']}, {engine['dtype']}",
+        f"{engine['device']}, {engine['dtype']}{alone}",
         "  a client: any that speaks the Loops protocol; control plane, trainer and sampler are on "
         "this address; "
         f"base_model {options.model_name!r}",

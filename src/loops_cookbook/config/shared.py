@@ -17,6 +17,10 @@ Url: TypeAlias = Annotated[str, StringConstraints(pattern=r"^https?://[^\s/]+\S*
 """An HTTP address."""
 
 
+Project: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[^\s/\\#?%:][^/\\#?%:]{0,127}$")]
+"""What both trackers take as a project's name."""
+
+
 class ComputeTable(StrictModel):
     """Who trains and who samples."""
 
@@ -177,3 +181,12 @@ class OutputTable(StrictModel):
 
     progress_every_seconds: Seconds = 30
     """Seconds between two lines of progress."""
+
+    wandb_project: Project | None = None
+    """Project of Weights & Biases that every metric is sent to as well, by its own package (extra
+    `wandb`), which also reads `WANDB_API_KEY`, `WANDB_ENTITY` and `WANDB_MODE`. Unset: none."""
+
+    trackio_project: Project | None = None
+    """Project of Trackio that every metric is written to as well, by its own package (extra
+    `trackio`): on this machine, unless `TRACKIO_SPACE_ID` or `TRACKIO_SERVER_URL` says where.
+    Unset: none."""

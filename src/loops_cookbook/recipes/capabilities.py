@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from loops_cookbook.config.load import AnyConfig
 from loops_cookbook.config.rl import RLConfig
-from loops_cookbook.errors import ConfigError
+from loops_cookbook.errors import ConfigError, MissingExtra
 from loops_cookbook.recipes.scope import TINKER_URL, TINKER_URL_VARIABLE, Chosen
 
 Engine: TypeAlias = Literal[
@@ -174,10 +174,6 @@ OPTIONS = (
 """What differs between engines; every other key is the command's own, or taken by all."""
 
 
-_OF_EVERY_RECIPE = frozenset({"model", "compute"})
-"""Tables of a config that is not for reinforcement learning, too."""
-
-
 def _told(*words: str) -> Mapping[Engine, str]:
     return MappingProxyType(dict(zip(ENGINES, words, strict=True)))
 
@@ -203,6 +199,15 @@ ROUTES: Mapping[str, Mapping[Engine, str]] = MappingProxyType(
             _SKYRL_CLIENT,
             _SKYRL_CLIENT,
             "yours",
+        ),
+        'a batch of rows (`recipe = "sft"`) is trained by': _told(
+            "the mean over its trained tokens",
+            "the mean over its trained tokens",
+            "the mean over its trained tokens",
+            "the mean over its trained tokens",
+            "the mean over rows of the means over each row's trained tokens",
+            "the mean over its trained tokens",
+            "not known",
         ),
         "a sample is drawn from": _told(
             "at least the version asked for",
@@ -295,24 +300,25 @@ def ignored(config: AnyConfig, engines: tuple[Engine, ...]) -> Iterator[str]:
 def _options(config: AnyConfig) -> Iterator[Option]:
     """Those that a config of this recipe has."""
     for option in OPTIONS:
-        if isinstance(config, RLConfig) or option.table in _OF_EVERY_RECIPE:
+        if hasattr(getattr(config, option.table, None), option.name):
             yield option
 
 
-def client_warning(engines: tuple[Engine, ...], installed: str | None) -> str | None:
+def client_warning(
+    engines: tuple[Engine, ...], installed: str | None, other: str | None = None
+) -> str | None:
     """Why the Tinker SDK that is installed does not fit, if it does not.
 
     Args:
         engines: who trains.
         installed: the SDK's version; None: it is not there.
+        other: a package whose module has the SDK's name, where one is there.
     """
     if not {"thinking_machines", "skyrl_jax"} & set(engines):
         return None
-    if installed is None:
-        return (
-            "scope \"tinker\" needs the extra 'tinker', which is not installed; `loops run` needs "
-            'it: run `uv add "loops-cookbook[tinker]"`'
-        )
+    if other is not None or installed is None:
+        told = MissingExtra('scope "tinker"', "tinker", found=other)
+        return f"{told}; `loops run` needs it"
     release = tuple(int(part) for part in installed.split(".")[:2] if part.isdecimal())
     if "skyrl_jax" in engines and not _OLDEST <= release <= _NEWEST:
         return (

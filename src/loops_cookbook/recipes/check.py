@@ -30,7 +30,7 @@ from loops_cookbook.recipes.start import start_of
 from loops_cookbook.renderers.detect import Detection
 from loops_cookbook.renderers.images import images_line
 from loops_cookbook.runtimes.producers import producers_summary
-from loops_cookbook.services.extras import LOCAL, is_installed
+from loops_cookbook.services.extras import LOCAL, is_installed, namesake
 
 LAST_LINE = "Configuration and runtime checked; no sandbox or Loops trainer launched."
 
@@ -217,7 +217,7 @@ def engine_warnings(
     if plan.scope.is_remote:
         return [*_keyless(plan, values), *found]
     if plan.scope.is_tinker:
-        client = client_warning(engines, installed_client())
+        client = client_warning(engines, installed_client(), namesake("tinker"))
         return [*_without_tinker_key(values), *([client] if client else []), *found]
     return found
 

@@ -29,7 +29,7 @@ from loops_cookbook.recipes.scope import (
 from loops_cookbook.rundir.layout import RunFolder
 from loops_cookbook.services.base import Service, ServiceContext
 from loops_cookbook.services.command import EngineOptions
-from loops_cookbook.services.extras import LOCAL, TINKER, is_installed
+from loops_cookbook.services.extras import LOCAL, TINKER, is_installed, namesake
 from loops_cookbook.services.gather import loop_settled
 
 Settle: TypeAlias = Callable[[], Awaitable[None]]
@@ -185,8 +185,9 @@ def _tinker(plan: AnyPlan, folder: RunFolder, values: Mapping[str, str], settle:
 
 
 def _require_tinker(values: Mapping[str, str]) -> None:
-    if not is_installed(TINKER):
-        raise MissingExtra('[compute] scope = "tinker"', "tinker")
+    other = namesake("tinker")
+    if other is not None or not is_installed(TINKER):
+        raise MissingExtra('[compute] scope = "tinker"', "tinker", found=other)
     url = values.get(TINKER_URL_VARIABLE) or TINKER_URL
     if not url.startswith(("http://", "https://")):
         raise UsageError(

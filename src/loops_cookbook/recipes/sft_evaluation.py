@@ -2,21 +2,23 @@
 
 The loss is the trainer's own, over every trained token of every row. A sample is one greedy reply
 in the place of a trained message; it scores 1 if its content and tool calls are the message's,
-else 0. Each sample is recorded as an attempt, with a transcript of its own.
+else 0. Each sample is recorded as an attempt, with a transcript of its own; one whose call fails is
+discarded, and counted beside the scores.
 """
 
 import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import cast
 
 import anyio
 import numpy as np
 
-from loops_cookbook.attempts import Attempt, Call, Group, Timing
+from loops_cookbook.attempts import Attempt, Call, Discarded, Fate, Group, Timing
 from loops_cookbook.config.sft import SFTConfig
-from loops_cookbook.errors import ServiceRefused
+from loops_cookbook.errors import EngineDied, ServiceError, ServiceRefused
 from loops_cookbook.learning.datums import Datum
 from loops_cookbook.messages import Message, text_of
 from loops_cookbook.recipes.demonstrations import Asked, Demonstration, reply_message, says
@@ -24,11 +26,12 @@ from loops_cookbook.recipes.scores import EvaluationFacts, evaluation_row
 from loops_cookbook.recipes.sft_plan import HELD_OUT, DataSet
 from loops_cookbook.records import EvaluationRow, Recorder
 from loops_cookbook.renderers.base import Renderer
+from loops_cookbook.rollouts.faults import told
 from loops_cookbook.rollouts.keeper import open_group
 from loops_cookbook.rollouts.order import task_order
 from loops_cookbook.runtimes.producers import MAIN
 from loops_cookbook.services.base import SampleParams, Sampler, Scorer, Trainer
-from loops_cookbook.tokens import Trajectory, Turn
+from loops_cookbook.tokens import SampledTokens, Trajectory, Turn
 
 AT_ONCE = 64
 """Samples under way at once, and datums scored by one request."""
@@ -117,6 +120,8 @@ class HeldOut:
         self._max_seq_len = config.model.max_seq_len
         self._renderer = renderer
         self._recorder = recorder
+        self._losses: set[str | None] = set()
+        """The kinds of errors that samples failed by."""
 
     @property
     def asks_the_policy(self) -> bool:
@@ -158,16 +163,55 @@ class HeldOut:
         async def sample(place: int) -> None:
             async with limiter:
                 attempts[place] = await self._attempt(place, sampler, policy_version)
-            self._recorder.attempt_ended(attempts[place], HELD_OUT)
+            self._attempt_ended(attempts[place])
 
         async with open_group() as group:
             for place in range(len(self._sampled)):
                 group.start_soon(sample, place)
         return [attempts[place] for place in sorted(attempts)]
 
+    def _attempt_ended(self, attempt: Attempt) -> None:
+        """Tell of it, and of the first that fails in each way; transcripts have all of them."""
+        self._recorder.attempt_ended(attempt, HELD_OUT)
+        lost = attempt.discarded
+        if lost is not None and lost.exception not in self._losses:
+            self._losses.add(lost.exception)
+            self._recorder.note(
+                "warning",
+                f"the sample of {attempt.task} is {lost.fate}: {lost.detail}; more of this kind "
+                "are only counted, and told in their transcripts",
+            )
+
     async def _attempt(self, place: int, sampler: Sampler, policy_version: int) -> Attempt:
         name, asked = self._sampled[place]
-        began, started_at = anyio.current_time(), time.time()
+        began = anyio.current_time()
+        ended = partial(
+            Attempt,
+            group=place,
+            index=0,
+            task=name,
+            metadata={"expected": expected(asked.said)},
+            started_at=time.time(),
+        )
+        try:
+            sampled = await self._sample(asked, sampler, policy_version)
+        except EngineDied:
+            raise
+        except ServiceError as error:  # a model call that failed for good, as in any attempt
+            lost = Discarded(Fate.FAILED, told("sampling", error), type(error).__name__)
+            return ended(discarded=lost, timing=Timing(sampling=anyio.current_time() - began))
+        parsed = self._renderer.parse(sampled.ids, asked.tools or None)
+        finish = "tool_calls" if parsed.tool_calls else sampled.stop
+        return ended(
+            reward=float(says(parsed, asked.said)),
+            trajectory=Trajectory((Turn(asked.prompt_ids, sampled),)),
+            calls=(
+                Call(MAIN, asked.messages, asked.tools, reply_message(parsed), finish, "first", 0),
+            ),
+            timing=Timing(sampling=anyio.current_time() - began),
+        )
+
+    async def _sample(self, asked: Asked, sampler: Sampler, policy_version: int) -> SampledTokens:
         room = self._max_seq_len - len(asked.prompt_ids)
         params = SampleParams(
             max_tokens=min(len(asked.said_ids) + SLACK, room),
@@ -177,21 +221,7 @@ class HeldOut:
         (sampled,) = await sampler.sample(
             asked.prompt_ids, params, min_policy_version=policy_version
         )
-        parsed = self._renderer.parse(sampled.ids, asked.tools or None)
-        finish = "tool_calls" if parsed.tool_calls else sampled.stop
-        return Attempt(
-            group=place,
-            index=0,
-            task=name,
-            reward=float(says(parsed, asked.said)),
-            trajectory=Trajectory((Turn(asked.prompt_ids, sampled),)),
-            metadata={"expected": expected(asked.said)},
-            calls=(
-                Call(MAIN, asked.messages, asked.tools, reply_message(parsed), finish, "first", 0),
-            ),
-            timing=Timing(sampling=anyio.current_time() - began),
-            started_at=started_at,
-        )
+        return sampled
 
 
 def _summed(datum: Datum, logprobs: np.ndarray[tuple[int], np.dtype[np.float32]]) -> float:

@@ -89,11 +89,6 @@ def plan_sft(
     """
     data = loaded.config.data
     policy = find_policy(loaded, values, scope)
-    if policy.scope.is_tinker:
-        raise ConfigError(
-            f"{policy.scope.source}: scope 'tinker' trains on attempts alone (recipe \"rl\") in "
-            "this version; use another scope for rows"
-        )
     train = DataSet(TRAIN_KEY, 0)
     if for_training:
         path = loaded.beside(data.train)

@@ -19,6 +19,7 @@ from pydantic_core import from_json, to_json
 
 from loops_cookbook.errors import MissingExtra, ModelError, ServiceError
 from loops_cookbook.services.base import Sampler, Trainer
+from loops_cookbook.services.extras import namesake
 from loops_cookbook.services.gather import GatheringSampler, loop_settled
 from loops_cookbook.services.network import sockets
 from loops_cookbook.services.remote import answering
@@ -116,6 +117,9 @@ async def _sdk_logs() -> AsyncGenerator[None]:
 
 
 def _installed_sdk() -> Sdk:
+    other = namesake("tinker")
+    if other is not None:
+        raise MissingExtra('[compute] scope = "tinker"', "tinker", found=other)
     try:
         import tinker  # pyright: ignore[reportMissingImports]
     except ImportError as error:

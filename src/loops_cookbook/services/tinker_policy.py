@@ -10,10 +10,11 @@ from dataclasses import asdict, dataclass
 
 import anyio.lowlevel
 import numpy as np
+import numpy.typing as npt
 
 from loops_cookbook.errors import ServiceRefused
 from loops_cookbook.learning.datums import Datum
-from loops_cookbook.learning.losses import cispo, importance_sampling, ppo
+from loops_cookbook.learning.losses import cispo, cross_entropy, importance_sampling, ppo
 from loops_cookbook.services.base import AdamParams, LossSpec, SampleParams, StepResult
 from loops_cookbook.services.tinker_sdk import (
     ForwardBackwardOutput,
@@ -33,6 +34,8 @@ SEEDS = 2**30
 
 LOSSES = {"importance_sampling": importance_sampling, "ppo": ppo, "cispo": cispo}
 """What means the same there under the same name."""
+CROSS_ENTROPY = "cross_entropy"
+"""The loss of rows with weights. There it is a sum; see `_row`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +79,12 @@ class TinkerTrainer:
         The loss is computed here, from the trainer's log-probabilities: services tell it in units
         of their own, or not at all.
         """
-        if loss.name not in LOSSES:
-            raise ServiceRefused(f"loss {loss.name!r}: Tinker is sent {', '.join(LOSSES)} only")
+        if loss.name not in (CROSS_ENTROPY, *LOSSES):
+            sent = ", ".join((CROSS_ENTROPY, *LOSSES))
+            raise ServiceRefused(f"loss {loss.name!r}: Tinker is sent {sent} only")
         if self._applied is not None and self._applied[0] == key:
             return self._applied[1]
-        rows: list[object] = []
-        for datum in batch:
-            rows.append(_row(self._server.sdk, datum))
-            await anyio.lowlevel.checkpoint()
+        rows = await self._rows(batch, loss.name, divisor=_weight(batch))
         config = {name: float(value) for name, value in loss.config.items()}
         with self._server.told("an update"):
             forward = await self._training.forward_backward_async(rows, loss.name, config or None)
@@ -97,6 +98,21 @@ class TinkerTrainer:
         result = StepResult(_loss(loss, batch, logprobs), logprobs, metrics)
         self._applied = key, result
         return result
+
+    async def score(self, batch: Sequence[Datum], *, key: str) -> tuple[Logprobs, ...]:
+        """The current weights' logprobs of a supervised batch's targets."""
+        rows = await self._rows(batch, CROSS_ENTROPY, divisor=1.0)
+        with self._server.told("scoring rows"):
+            forward = await self._training.forward_async(rows, CROSS_ENTROPY, None)
+            return _logprobs(await forward.result_async(), batch)
+
+    async def _rows(self, batch: Sequence[Datum], loss: str, *, divisor: float) -> list[object]:
+        """The batch as it is sent; others get their turn between its rows."""
+        rows: list[object] = []
+        for datum in batch:
+            rows.append(_row(self._server.sdk, datum, loss, divisor))
+            await anyio.lowlevel.checkpoint()
+        return rows
 
     async def publish(self, *, key: str) -> int:
         """Hand the current weights to the sampler; the version that it will serve."""
@@ -181,17 +197,32 @@ def _completions(response: SampleResponse, n: int, version: int) -> tuple[Sample
     return tuple(made)
 
 
-def _row(sdk: Sdk, datum: Datum) -> object:
-    if datum.logprobs is None or datum.advantages is None:
-        raise ServiceRefused("a row without logprobs and advantages is no row of a policy's loss")
+def _row(sdk: Sdk, datum: Datum, loss: str, divisor: float) -> object:
+    """A datum as the SDK has it.
+
+    Its weights are divided, since Tinker adds cross_entropy up and ours is a mean over the batch's
+    weights: what clips a gradient has to mean the same for batches of any size.
+    """
+    streams: dict[str, npt.NDArray[np.generic]] = {
+        "target_tokens": datum.target_ids.astype(np.int64)
+    }
+    if loss == CROSS_ENTROPY:
+        if datum.weights is None:
+            raise ServiceRefused("a row without weights is no row of cross_entropy")
+        streams["weights"] = (datum.weights / divisor).astype(np.float32)
+    else:
+        if datum.logprobs is None or datum.advantages is None:
+            raise ServiceRefused("a row without logprobs and advantages is no row of a policy loss")
+        streams["logprobs"] = datum.logprobs.astype(np.float32)
+        streams["advantages"] = datum.advantages.astype(np.float32)
     return sdk.Datum(
-        model_input=sdk.ModelInput.from_ints(datum.input_ids.tolist()),
-        loss_fn_inputs={
-            "target_tokens": datum.target_ids.astype(np.int64),
-            "logprobs": datum.logprobs.astype(np.float32),
-            "advantages": datum.advantages.astype(np.float32),
-        },
+        model_input=sdk.ModelInput.from_ints(datum.input_ids.tolist()), loss_fn_inputs=streams
     )
+
+
+def _weight(batch: Sequence[Datum]) -> float:
+    """All weights of a batch; 1 where it has none, as the rows of a policy loss."""
+    return sum(float(datum.weights.sum()) for datum in batch if datum.weights is not None) or 1.0
 
 
 def _logprobs(output: ForwardBackwardOutput, batch: Sequence[Datum]) -> tuple[Logprobs, ...]:
@@ -202,9 +233,14 @@ def _logprobs(output: ForwardBackwardOutput, batch: Sequence[Datum]) -> tuple[Lo
 
 
 def _loss(loss: LossSpec, batch: Sequence[Datum], logprobs: Sequence[Logprobs]) -> float:
-    compute, total = LOSSES[loss.name], 0.0
-    for datum, own in zip(batch, logprobs, strict=True):
-        assert datum.logprobs is not None, "it was sent"
-        assert datum.advantages is not None, "it was sent"
-        total += compute(own, datum.logprobs, datum.advantages, **loss.config).total
-    return total
+    return sum(_own_loss(loss, datum, own) for datum, own in zip(batch, logprobs, strict=True))
+
+
+def _own_loss(loss: LossSpec, datum: Datum, own: Logprobs) -> float:
+    if loss.name == CROSS_ENTROPY:
+        assert datum.weights is not None, "they were sent"
+        is_trained = datum.weights > 0  # elsewhere a logprob may be anything
+        return cross_entropy(own[is_trained], datum.weights[is_trained]).total
+    assert datum.logprobs is not None, "they were sent"
+    assert datum.advantages is not None, "they were sent"
+    return LOSSES[loss.name](own, datum.logprobs, datum.advantages, **loss.config).total

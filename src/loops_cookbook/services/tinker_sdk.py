@@ -110,6 +110,12 @@ class TrainingClient(Protocol):
         """Add a batch's gradients."""
         ...
 
+    async def forward_async(
+        self, data: list[object], loss_fn: str, loss_fn_config: dict[str, float] | None
+    ) -> Future[ForwardBackwardOutput]:
+        """Compute a batch, without gradients."""
+        ...
+
     async def optim_step_async(self, adam_params: object) -> Future[OptimStepResponse]:
         """Take a step on the gradients so far."""
         ...
