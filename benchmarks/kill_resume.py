@@ -210,7 +210,9 @@ def rows(path: Path) -> list[dict[str, object]]:
 
 
 def metrics(row: Mapping[str, object]) -> dict[str, object]:
-    apart = ("time/", "kl/")  # kl is 0 but for rounding, which is not the same number twice
+    # kl is 0 but for rounding, which is not the same number twice; a failure that was seen stays
+    # in the rows, and the death of an engine is one.
+    apart = ("time/", "kl/", "attempts/failed/EngineDied")
     return {k: v for k, v in row.items() if k not in ("at", "totals") and not k.startswith(apart)}
 
 

@@ -1,0 +1,461 @@
+"""A run that is killed goes on as if it had not been, whenever that was; another one is refused."""
+
+import hashlib
+import json
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+
+import anyio
+import pytest
+from tests.recipes.test_rl import row_of
+from tests.recipes.test_sft import row_of as sft_row_of
+from trio.testing import MockClock
+
+from loops_cookbook.errors import ConfigError, RunFolderError, ServiceUnavailable
+from loops_cookbook.learning.datums import Datum
+from loops_cookbook.recipes.memory import Memory
+from loops_cookbook.recipes.plan import Plan
+from loops_cookbook.recipes.resume import differences, find_unfinished, require_same
+from loops_cookbook.recipes.rl import Surroundings, run_rl
+from loops_cookbook.recipes.sft import run_sft
+from loops_cookbook.recipes.sft_plan import SFTPlan
+from loops_cookbook.records import RolloutRow, RunRow
+from loops_cookbook.rundir.layout import RunFolder, new_run_folder
+from loops_cookbook.rundir.past import Past, SFTPast, read_past, read_sft_past
+from loops_cookbook.rundir.read import RecordedRun, open_run
+from loops_cookbook.rundir.savepoints import SavePoints
+from loops_cookbook.rundir.write import RunWriter
+from loops_cookbook.services.base import AdamParams, LossSpec, SampleParams, StepResult
+from loops_cookbook.testing import ByteTokenizer
+from loops_cookbook.tokens import Ids, Logprobs, SampledTokens, ids_of, logprobs_of
+
+pytestmark = pytest.mark.anyio
+GROUP_SIZE = 3
+
+
+@pytest.fixture
+def anyio_backend() -> tuple[str, dict[str, object]]:
+    return "trio", {"clock": MockClock(autojump_threshold=0)}
+
+
+class Chain:
+    """A trainer whose weights are the batches that made them, in order; and its sampler.
+
+    What is sampled follows from the seed and from the weights, so a run that goes on with other
+    weights than it had says other things.
+    """
+
+    temperature_in_loss = False
+    description: Mapping[str, str | int] = {}
+
+    def __init__(self, folder: RunFolder, *, fails_at: int | None = None) -> None:
+        self.weights: list[str] = []
+        self._moments = 0
+        self._served: list[str] = []
+        self._folder = folder.root / "kept"
+        self._tokenizer = ByteTokenizer()
+        self._fails_at = fails_at
+        self._keys: set[str] = set()
+
+    @property
+    def trainer(self) -> "Chain":
+        return self
+
+    @property
+    def sampler(self) -> "Chain":
+        return self
+
+    async def train(
+        self, batch: Sequence[Datum], loss: LossSpec, adam: AdamParams, *, key: str
+    ) -> StepResult:
+        assert key not in self._keys, "another update has this name"
+        self._keys.add(key)
+        await anyio.sleep(1)
+        if len(self.weights) + 1 == self._fails_at:
+            raise ServiceUnavailable("the trainer is gone")
+        told = b"".join(stream.tobytes() for datum in batch for stream in _streams(datum))
+        self.weights.append(f"{hashlib.sha256(told).hexdigest()[:12]} {adam.learning_rate}")
+        self._moments += 1
+        loss_value = int(hashlib.sha256(str(self.weights).encode()).hexdigest()[:6], 16)
+        return StepResult(loss_value, tuple(_logprobs(d) for d in batch), {"grad_norm": 0.5})
+
+    async def score(self, batch: Sequence[Datum], *, key: str) -> tuple[Logprobs, ...]:
+        await anyio.sleep(1)
+        return tuple(
+            logprobs_of([-1.0 / (1 + len(self.weights))] * len(d.input_ids)) for d in batch
+        )
+
+    async def publish(self, *, key: str) -> int:
+        self._served = list(self.weights)
+        return len(self.weights)
+
+    async def save(self, name: str) -> str:
+        self._folder.mkdir(exist_ok=True)
+        await anyio.sleep(1)
+        path = self._folder / f"{name}.json"
+        path.write_text(json.dumps([self.weights, self._moments]))
+        return name
+
+    async def load(self, path: str, *, with_optimizer: bool) -> int:
+        self.weights, moments = json.loads((self._folder / f"{path}.json").read_text())
+        self._moments = moments if with_optimizer else 0
+        assert self._moments == len(self.weights), "the optimizer is as it was"
+        return len(self.weights)
+
+    async def sample(
+        self,
+        prompt_ids: Ids,
+        params: SampleParams,
+        *,
+        n: int = 1,
+        min_policy_version: int = 0,
+        affinity_key: str | None = None,
+    ) -> tuple[SampledTokens, ...]:
+        await anyio.sleep(2)
+        assert len(self._served) >= min_policy_version
+        prompt = self._tokenizer.decode(prompt_ids.tolist())
+        told = json.dumps([prompt, params.seed, self._served])
+        number = int(hashlib.sha256(told.encode()).hexdigest()[:8], 16)
+        word = prompt.split("<|user|>")[1].split("<|end|>")[0]
+        ids = [*self._tokenizer.encode(word if number % 2 else "no"), params.stop_token_ids[0]]
+        logprobs = logprobs_of([-(number % 97 + 1) / 100] * len(ids))
+        reply = SampledTokens(ids_of(ids), logprobs, "stop", len(self._served))
+        return (reply,) * n
+
+
+def _streams(datum: Datum) -> Iterator[Ids | Logprobs]:
+    for name in ("input_ids", "logprobs", "advantages", "weights"):
+        if (stream := getattr(datum, name)) is not None:
+            yield stream
+
+
+def _logprobs(datum: Datum) -> Logprobs:
+    if datum.logprobs is not None:
+        return datum.logprobs
+    return logprobs_of([-0.5] * len(datum.input_ids))
+
+
+class Camera:
+    """Copies a run folder between any two writes: what a kill there would have left."""
+
+    def __init__(self, folder: RunFolder, album: Path) -> None:
+        self._folder = folder
+        self._album = album
+        self.shots: list[Path] = []
+
+    def shoot(self) -> None:
+        shot = self._album / f"{len(self.shots):04}" / self._folder.root.name
+        shutil.copytree(self._folder.root, shot)
+        self.shots.append(shot)
+
+
+def watched(kind: type, camera: Camera | None) -> type:
+    """The class, with a picture before and after each call of its methods."""
+    if camera is None:
+        return kind
+
+    def around(name: str) -> Callable[..., object]:
+        def method(self: object, *args: object, **named: object) -> object:
+            camera.shoot()
+            result = getattr(kind, name)(self, *args, **named)
+            camera.shoot()
+            return result
+
+        return method
+
+    own = [name for name in vars(kind) if not name.startswith("_") and callable(vars(kind)[name])]
+    # Transcripts and notes are many, and their order tells nothing.
+    told = {name: around(name) for name in own if name not in ("note", "attempt_ended")}
+    return type(f"Watched{kind.__name__}", (kind,), told)
+
+
+@dataclass
+class Ended:
+    """What a run came to."""
+
+    run: RecordedRun
+    weights: list[str]
+
+
+async def carry_out(
+    plan: Plan | SFTPlan,
+    folder: RunFolder,
+    *,
+    camera: Camera | None = None,
+    is_resumed: bool = False,
+    fails_at: int | None = None,
+) -> Ended:
+    """A run in a folder, from its beginning or from where its records say that it stood."""
+    service = Chain(folder, fails_at=fails_at)
+
+    class Opened:
+        async def __aenter__(self) -> Chain:
+            return service
+
+        async def __aexit__(self, *error: object) -> None:
+            pass
+
+    with ExitStack() as stack:
+        writer = stack.enter_context(watched(RunWriter, camera)(folder))
+        savepoints = stack.enter_context(watched(SavePoints, camera)(folder))
+        life = 0
+        row = sft_row_of(plan) if isinstance(plan, SFTPlan) else row_of(plan)
+        if is_resumed:
+            then = open_run(folder.root)
+            life = len(then.run.resumed_at) + 1
+            row = replace(row, resumed_at=(*then.run.resumed_at, 1.0))
+        if isinstance(plan, SFTPlan):
+            sft_past = read_sft_past(then) if is_resumed else None
+            of_sft = Memory[SFTPast](savepoints, sft_past, life)
+            await run_sft(plan, Opened, writer, row, None, of_sft)
+        else:
+            past = read_past(then, group_size=GROUP_SIZE) if is_resumed else None
+            memory = Memory[Past](savepoints, past, life)
+            await run_rl(plan, Opened, writer, row, Surroundings(memory=memory))
+    return Ended(open_run(folder.root), service.weights)
+
+
+def metrics(run: RecordedRun) -> list[dict[str, float]]:
+    """Every metric of every update but times."""
+    return [{k: v for k, v in row.metrics.items() if "time/" not in k} for row in run.steps()]
+
+
+def trained(rows: Sequence[RolloutRow]) -> set[tuple[int, int]]:
+    return {(row.group, row.attempt) for row in rows if row.fate == "trained"}
+
+
+def require_whole(run: RecordedRun, weights: list[str], updates: int) -> None:
+    """What every run must have when it is at its end, killed or not."""
+    assert [row.update for row in run.steps()] == list(range(1, updates + 1))
+    assert len(weights) == updates
+    seen = Counter((row.set, row.update) for row in run.evaluations())
+    assert set(seen.values()) <= {1}
+    rows = run.rollouts()
+    assert set(Counter((r.group, r.attempt) for r in rows if r.fate == "trained").values()) <= {1}
+    starts = Counter(row.serial for row in run.starts())
+    have = Counter((row.group, row.attempt) for row in rows)
+    assert have == {(s, i): n for s, n in starts.items() for i in range(GROUP_SIZE)}
+    named = [row.transcript for row in rows if row.transcript is not None]
+    assert len(named) == len(set(named))
+    assert all((run.folder.transcripts / name).is_file() for name in named)
+    counts = run.run.counts
+    assert counts["attempts/in_flight"] == 0
+    assert counts["attempts/started"] == counts["attempts/finished"] == len(rows)
+    kinds = Counter(row.fate.kind for row in rows)
+    assert {k: counts[f"attempts/{k}"] for k in kinds} == kinds
+    assert [row.update for row in run.checkpoints()][-1] == updates
+
+
+RL = (
+    "training.updates=4",
+    f"training.group_size={GROUP_SIZE}",
+    "training.groups_per_update=2",
+    'training.schedule="linear"',
+    "training.checkpoint_every=2",
+    "concurrency.sampling=64",
+    'evaluation.sets.words={tasks="tasks.jsonl", attempts=1}',
+    "evaluation.every=3",
+)
+
+
+async def test_a_run_killed_between_any_two_writes_goes_on_as_if_it_had_not_been(
+    runnable, tmp_path: Path
+) -> None:
+    plan = runnable(*RL)
+    folder = new_run_folder("runs", tmp_path)
+    camera = Camera(folder, tmp_path / "album")
+    whole = await carry_out(plan, folder, camera=camera)
+    require_whole(whole.run, whole.weights, 4)
+    shots = [shot for shot in camera.shots if (shot / "run.json").is_file()]
+    assert len(shots) > 60
+
+    for shot in shots[:: max(1, len(shots) // 40)]:
+        again = await carry_out(plan, RunFolder(shot), is_resumed=True)
+        require_whole(again.run, again.weights, 4)
+        assert again.weights == whole.weights
+        assert metrics(again.run) == metrics(whole.run)
+        assert trained(again.run.rollouts()) == trained(whole.run.rollouts())
+        sampled = [(row.set, row.update, row.reward_mean) for row in again.run.evaluations()]
+        assert sampled == [(r.set, r.update, r.reward_mean) for r in whole.run.evaluations()]
+
+
+async def test_a_run_killed_again_and_again_loses_nothing(runnable, tmp_path: Path) -> None:
+    """Rows of one life must not be taken for those of another."""
+    plan = runnable(*RL)
+    reference = await carry_out(plan, new_run_folder("runs", tmp_path))
+    folder, life = new_run_folder("runs", tmp_path), 0
+    camera = Camera(folder, tmp_path / "0")
+    await carry_out(plan, folder, camera=camera)
+    while life < 6:
+        life += 1
+        shots = [shot for shot in camera.shots if (shot / "run.json").is_file()]
+        shot = RunFolder(shots[len(shots) // 3])
+        camera = Camera(shot, tmp_path / str(life))
+        ended = await carry_out(plan, shot, camera=camera, is_resumed=True)
+        require_whole(ended.run, ended.weights, 4)
+        assert metrics(ended.run) == metrics(reference.run)
+        assert ended.weights == reference.weights
+
+
+async def test_an_async_run_that_was_killed_skips_no_task_and_trains_none_twice(
+    runnable, tmp_path: Path
+) -> None:
+    plan = runnable(*RL, 'training.mode="async"', "training.max_staleness=1")
+    folder = new_run_folder("runs", tmp_path)
+    camera = Camera(folder, tmp_path / "album")
+    await carry_out(plan, folder, camera=camera)
+    shots = [shot for shot in camera.shots if (shot / "run.json").is_file()]
+
+    for shot in shots[:: max(1, len(shots) // 25)]:
+        again = await carry_out(plan, RunFolder(shot), is_resumed=True)
+        require_whole(again.run, again.weights, 4)
+        serials = sorted({row.serial for row in again.run.starts()})
+        assert serials == list(range(len(serials)))
+        ages = [row.metrics["policy/staleness_max"] for row in again.run.steps()]
+        assert max(ages) <= 1
+
+
+async def test_a_run_whose_trainer_failed_goes_on_with_the_group_sampled_anew(
+    runnable, tmp_path: Path
+) -> None:
+    """Its attempts are told as unused, so the batch must not be trained all the same."""
+    plan = runnable(*RL)
+    whole = await carry_out(plan, new_run_folder("runs", tmp_path))
+    folder = new_run_folder("runs", tmp_path)
+    with pytest.raises(ServiceUnavailable):
+        await carry_out(plan, folder, fails_at=3)
+    assert open_run(folder.root).run.status == "failed"
+    assert {row.fate for row in open_run(folder.root).rollouts()} >= {"unused/surplus"}
+
+    again = await carry_out(plan, folder, is_resumed=True)
+    require_whole(again.run, again.weights, 4)
+    assert again.weights == whole.weights
+    assert metrics(again.run) == metrics(whole.run)
+
+
+async def test_an_sft_run_killed_between_any_two_writes_trains_each_row_once_an_epoch(
+    make_sft_plan, tmp_path: Path
+) -> None:
+    plan = make_sft_plan("training.epochs=3", "training.checkpoint_every=2", "evaluation.every=2")
+    folder = new_run_folder("runs", tmp_path)
+    camera = Camera(folder, tmp_path / "album")
+    whole = await carry_out(plan, folder, camera=camera)
+    updates = len(plan.batches)
+    assert len(whole.weights) == updates
+
+    for shot in (shot for shot in camera.shots if (shot / "run.json").is_file()):
+        again = await carry_out(plan, RunFolder(shot), is_resumed=True)
+        assert again.weights == whole.weights
+        assert [row.update for row in again.run.steps()] == list(range(1, updates + 1))
+        assert metrics(again.run) == metrics(whole.run)
+        assert again.run.run.counts == whole.run.run.counts
+        assert [r.loss for r in again.run.evaluations()] == [
+            r.loss for r in whole.run.evaluations()
+        ]
+
+
+async def test_more_updates_go_on_at_the_true_step(runnable, tmp_path: Path) -> None:
+    """A run that was finished and is to go further trains the rest, and nothing again."""
+    folder = new_run_folder("runs", tmp_path)
+    constant = [each for each in RL if "schedule" not in each]
+    await carry_out(runnable(*constant), folder)
+    more = await carry_out(runnable(*constant, "training.updates=6"), folder, is_resumed=True)
+    require_whole(more.run, more.weights, 6)
+    longer = await carry_out(
+        runnable(*constant, "training.updates=6"), new_run_folder("runs", tmp_path)
+    )
+    assert more.weights == longer.weights
+
+
+async def test_only_the_newest_the_last_and_the_best_checkpoint_stay(
+    runnable, tmp_path: Path
+) -> None:
+    folder = new_run_folder("runs", tmp_path)
+    ended = await carry_out(runnable(*RL, "training.updates=9", "training.keep=1"), folder)
+    rows = ended.run.checkpoints()
+    assert {row.update for row in rows} >= {2, 4, 6, 8, 9}
+    assert [one.at <= other.at for one, other in pairwise(rows)].count(False) == 0
+    assert not list(folder.updates.iterdir())
+
+
+async def test_a_batch_that_is_gone_is_an_error_and_not_a_fresh_start(
+    runnable, tmp_path: Path
+) -> None:
+    folder = new_run_folder("runs", tmp_path)
+    camera = Camera(folder, tmp_path / "album")
+    plan = runnable(*RL, "training.checkpoint_every=0", "evaluation.every=0")
+    await carry_out(plan, folder, camera=camera)
+    shot = RunFolder(next(s for s in camera.shots if (s / "updates" / "000002.npz").is_file()))
+    (shot.updates / "000001.npz").unlink()
+    with pytest.raises(RunFolderError, match="batch of update 1 is neither in its updates/"):
+        read_past(open_run(shot.root), group_size=GROUP_SIZE)
+
+
+def recorded(plan: Plan, folder: RunFolder, **fields: object) -> RunRow:
+    config = plan.config.model_dump(mode="json", by_alias=True)
+    row = replace(row_of(plan), config=config, config_path=str(plan.loaded.path))
+    row = replace(row, **fields)
+    with RunWriter(folder) as writer:
+        writer.run_started(row)
+    return row
+
+
+def test_the_newest_unfinished_run_of_the_config_is_found(runnable, tmp_path: Path) -> None:
+    plan = runnable()
+    runs = plan.loaded.output_dir
+    made = [RunFolder(runs / name) for name in ("1", "2", "3", "4")]
+    for folder in made:
+        folder.transcripts.mkdir(parents=True)
+    recorded(plan, made[0])
+    recorded(plan, made[1], status="failed")
+    recorded(plan, made[2], status="done")
+    recorded(plan, made[3], recipe="eval")
+    assert find_unfinished(plan.loaded).folder.root == made[1].root
+
+
+def test_resuming_nothing_is_an_error(runnable) -> None:
+    plan = runnable()
+    with pytest.raises(RunFolderError, match=r"nothing to resume: .* holds no run"):
+        find_unfinished(plan.loaded)
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("training.learning_rate=0.5", "training.learning_rate (then 4e-05, now 0.5)"),
+        ("training.adam.beta1=0.5", "training.adam.beta1 (then 0.9, now 0.5)"),
+        ("model.lora_rank=4", "model.lora_rank (then 32, now 4)"),
+        ("training.updates=99", None),
+        ('output.trace="off"', None),
+        ("concurrency.sampling=3", None),
+    ],
+)
+def test_a_config_that_differs_is_refused_with_the_keys(
+    runnable, tmp_path: Path, override: str, told: str | None
+) -> None:
+    row = recorded(runnable(), new_run_folder("runs", tmp_path))
+    now = runnable(override)
+    if told is None:
+        require_same(now.loaded, row, tmp_path)
+        return
+    with pytest.raises(ConfigError) as error:
+        require_same(now.loaded, row, tmp_path)
+    assert told in str(error.value)
+
+
+def test_tasks_that_changed_are_refused(runnable, tmp_path: Path) -> None:
+    """The order of tasks follows from their number, so a run would skip some and repeat others."""
+    plan = runnable()
+    digests = {"episode.tasks": "another"}
+    row = recorded(plan, new_run_folder("runs", tmp_path), digests=digests)
+    with pytest.raises(ConfigError, match=r"episode.tasks \(the file's content"):
+        require_same(plan.loaded, row, tmp_path)
+
+
+def test_a_key_of_a_later_version_is_a_difference() -> None:
+    assert [each.key for each in differences({"a": {"b": 1}}, {"a": {"b": 1, "c": 2}})] == ["a.c"]
