@@ -255,6 +255,8 @@ class EvaluationRow(Row):
     tasks: tuple[TaskResult, ...]
     loss: float | None = None
     """SFT: mean over the trained tokens of the held-out rows, in nats."""
+    row_losses: Mapping[str, float] = field(default_factory=dict[str, float])
+    """The same of each row alone, by its file and line."""
     policy: str | None = None
     """What was evaluated, as it was named; None: the policy of the run, as it then was."""
     reward_interval: tuple[float, float] | None = None

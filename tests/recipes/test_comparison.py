@@ -50,6 +50,8 @@ def test_who_comes_first_changes_the_sign_alone(values: list[float]) -> None:
     if not values:
         return
     one, other = difference(zeros, values), difference(values, zeros)
+    assert one is not None
+    assert other is not None
     assert one.p_value == other.p_value
     assert one.difference == -other.difference
     assert (one.better, one.worse, one.equal) == (other.worse, other.better, other.equal)
@@ -81,6 +83,8 @@ def test_a_difference_is_of_means_of_the_same_tasks() -> None:
     second = row("runs/x@2", a=(1.0, 1.0), b=(0.5, 0.5), c=(1.0, 1.0))
     found = compare(first, second)
     assert found is not None
+    assert found.reward is not None
+    assert found.solved is not None
     assert (found.first, found.second) == ("base", "runs/x@2")
     assert found.reward.difference == pytest.approx(1 / 3)
     assert (found.reward.better, found.reward.worse, found.reward.equal) == (2, 0, 1)
@@ -97,6 +101,7 @@ def test_a_task_that_one_has_no_reward_for_counts_in_neither() -> None:
         row("b", a=(1.0, 1.0), b=(1.0, 1.0), c=(None, None)),
     )
     assert found is not None
+    assert found.reward is not None
     assert found.unpaired == 2
     assert (found.reward.first, found.reward.second) == (0.0, 1.0)
     assert found.reward.interval is None
@@ -106,5 +111,6 @@ def test_a_task_that_one_has_no_reward_for_counts_in_neither() -> None:
 def test_sums_of_tenths_that_should_be_equal_are() -> None:
     found = compare(row("a", a=(0.1 + 0.2,)), row("b", a=(0.3,)))
     assert found is not None
+    assert found.reward is not None
     assert found.reward.equal == 1
     assert found.reward.p_value == 1.0

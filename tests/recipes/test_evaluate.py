@@ -196,6 +196,9 @@ async def test_held_out_rows_are_scored_anew_for_each_policy(make_sft_plan) -> N
     assert len(set(trainer.scored)) == 2
     assert [row.policy for row in notebook.evaluations] == ["r@2", "bt://loops:s/weights/u2"]
     assert all(row.loss == 1.0 for row in notebook.evaluations)
+    assert [dict(row.row_losses) for row in notebook.evaluations] == [
+        {"held_out.jsonl:1": 1.0, "held_out.jsonl:2": 1.0}
+    ] * 2
     assert [sum(row.fates.values()) for row in notebook.evaluations] == [2, 2]
 
 

@@ -1,11 +1,13 @@
 """A checkpoint is refused where it does not fit, and put in place whole where it does."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from loops_cookbook.config.bundled import bundled_root
 from loops_cookbook.errors import RunFolderError, UsageError
 from loops_cookbook.recipes.plan import Plan
 from loops_cookbook.recipes.start import find_start, place_checkpoint
@@ -101,9 +103,7 @@ def test_a_model_is_the_same_by_its_folder_and_not_by_what_it_is_called(
 ) -> None:
     saved_run()
     own = project / "models" / "counting"
-    own.mkdir(parents=True)
-    (own / "config.json").write_text("{}")
-    (own / "model.safetensors").touch()
+    shutil.copytree(bundled_root() / "models" / "counting", own)
     plan = counting_plan()
     (own / "config.json").unlink()  # so that the run's own was the bundled one
     with pytest.raises(UsageError, match="is of the model"):

@@ -59,10 +59,22 @@ def test_two_policies_stand_side_by_side() -> None:
     second = replace(ROW, policy="runs/a@10", tasks=tasks((1.0, 1.0), (0.0, 1.0), (1.0, 1.0)))
     compared = compare(first, second)
     assert compared is not None
+    assert compared.loss is None
     assert evaluation_lines([first], [compared])[-5:] == [
         "held_out: runs/a@10 minus base",
-        "         difference                 p     tasks better   worse   equal",
-        "reward   +0.625 [+0.500, +0.750]    0.5   2              0       0",
-        "solved   +75.0% [+50.0%, +100.0%]   0.5   2              0       0",
+        "         difference                 p     better   worse   equal",
+        "reward   +0.625 [+0.500, +0.750]    0.5   2        0       0",
+        "solved   +75.0% [+50.0%, +100.0%]   0.5   2        0       0",
         "left out: 1 task without a reward of both policies",
+    ]
+
+
+def test_a_lower_loss_is_better() -> None:
+    first = replace(ROW, row_losses={"a:1": 0.5, "a:2": 1.0})
+    second = replace(ROW, policy="runs/a@10", row_losses={"a:1": 0.25, "a:2": 0.75})
+    compared = compare(first, second)
+    assert compared is not None
+    assert evaluation_lines([first], [compared])[-2:] == [
+        "       difference                p     better   worse   equal",
+        "loss   -0.250 [-0.250, -0.250]   0.5   2        0       0",
     ]

@@ -42,7 +42,7 @@ from loops_cookbook.recipes.sandboxes import open_sandboxes, require_sandboxes
 from loops_cookbook.recipes.sft_check import sft_warnings
 from loops_cookbook.recipes.sft_evaluation import AT_ONCE
 from loops_cookbook.recipes.sft_plan import HELD_OUT, SFTPlan
-from loops_cookbook.recipes.start import find_start, place_checkpoint
+from loops_cookbook.recipes.start import Start, find_start, place_checkpoint, start_of
 from loops_cookbook.records import Recorder, RunRow
 from loops_cookbook.report.console import print_lines, side_console, stdout_kept_for_the_answer
 from loops_cookbook.report.evaluations import evaluation_lines
@@ -97,18 +97,23 @@ def candidates_of(plan: AnyPlan, references: Sequence[str]) -> list[Candidate]:
     Raises:
         UsageError: a checkpoint is not there, does not fit, or is given twice.
     """
-    found = [_candidate(reference, plan) for reference in references or [BASE]]
+    found = [_candidate(reference, plan) for reference in references or [_own(plan)]]
     names = [candidate.name for candidate in found]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise UsageError(f"--checkpoint {twice}: is given twice; name each policy once")
     return found
 
 
-def _candidate(reference: str, plan: AnyPlan) -> Candidate:
+def _own(plan: AnyPlan) -> str | Start:
+    """The policy as the config has it: that of `start_from`, or its model's."""
+    return start_of(plan) or BASE
+
+
+def _candidate(reference: str | Start, plan: AnyPlan) -> Candidate:
     if reference == BASE:
         return Candidate(BASE, None)
-    start = find_start(reference, plan)
-    name = reference.rstrip("/")
+    start = reference if isinstance(reference, Start) else find_start(reference, plan)
+    name = start.name.rstrip("/")
     if start.located is not None:
         update = f"@{start.located.row.update}"
         name = name if name.endswith(update) else f"{name}{update}"

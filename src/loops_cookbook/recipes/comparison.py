@@ -1,7 +1,8 @@
 """Two policies on the same tasks: how far apart they are, and whether that could be chance.
 
 Each task that both have a reward for gives one difference, of its mean rewards or of its shares of
-solved attempts, so what makes a task hard for both falls out. The p-value is that of the sign-flip
+solved attempts, and each held-out row one of its loss; so what makes it hard for both falls out.
+The p-value is that of the sign-flip
 permutation test on the mean difference, two-sided: if the policies were alike, each difference
 might as well have had the other sign. All ways to flip are counted where at most `EXACT` tasks
 differ; beyond that `FLIPS` seeded draws. The interval is the paired bootstrap's over tasks.
@@ -41,7 +42,7 @@ class Difference(Row):
     """Of the difference; None of one task."""
     p_value: float
     better: int
-    """Tasks on which the second is."""
+    """Tasks on which the second is; of a loss, on which it is lower."""
     worse: int
     equal: int
 
@@ -65,18 +66,21 @@ class Comparison(Row):
     first: str
     second: str
     """Each as it was named."""
-    reward: Difference
-    solved: Difference
+    loss: Difference | None
+    """Of held-out rows: the mean over rows, whatever their lengths."""
+    reward: Difference | None
+    solved: Difference | None
     tasks: tuple[PairedTask, ...]
     unpaired: int
     """Tasks on which one of them has no attempt with a reward; they count in nothing here."""
 
 
 def compare(first: EvaluationRow, second: EvaluationRow) -> Comparison | None:
-    """Compare two policies on one set; None where no task has a reward of both."""
+    """Compare two policies on one set; None where nothing has a score of both."""
     before, after = _graded(first), _graded(second)
     names = [name for name in before if name in after]
-    if not names:
+    rows = [row for row in first.row_losses if row in second.row_losses]
+    if not names and not rows:
         return None
     tasks = tuple(
         PairedTask(
@@ -92,6 +96,11 @@ def compare(first: EvaluationRow, second: EvaluationRow) -> Comparison | None:
         set=first.set,
         first=first.policy or "",
         second=second.policy or "",
+        loss=difference(
+            [first.row_losses[row] for row in rows],
+            [second.row_losses[row] for row in rows],
+            lower_is_better=True,
+        ),
         reward=difference([t.first_reward for t in tasks], [t.second_reward for t in tasks]),
         solved=difference([t.first_solved for t in tasks], [t.second_solved for t in tasks]),
         tasks=tasks,
@@ -99,20 +108,31 @@ def compare(first: EvaluationRow, second: EvaluationRow) -> Comparison | None:
     )
 
 
-def difference(first: Sequence[float], second: Sequence[float]) -> Difference:
-    """How far apart two policies are, by a number of each for every task, in the same order."""
+def difference(
+    first: Sequence[float], second: Sequence[float], *, lower_is_better: bool = False
+) -> Difference | None:
+    """How far apart two policies are, by a number of each for every task; None without a task.
+
+    Args:
+        first: of the one policy.
+        second: of the other, in the same order.
+        lower_is_better: as of a loss.
+    """
+    if not first:
+        return None
     gaps = np.array(second, np.float64) - np.array(first, np.float64)
     gaps[np.abs(gaps) < _CLOSE] = 0.0
     sums = resampled_sums(gaps[:, None])[:, 0] if len(gaps) > 1 else None
+    higher, lower = int((gaps > 0).sum()), int((gaps < 0).sum())
     return Difference(
         first=fmean(first),
         second=fmean(second),
         difference=float(gaps.mean()),
         interval=None if sums is None else percentiles(sums / len(gaps)),
         p_value=sign_flip(gaps),
-        better=int((gaps > 0).sum()),
-        worse=int((gaps < 0).sum()),
-        equal=int((gaps == 0).sum()),
+        better=lower if lower_is_better else higher,
+        worse=higher if lower_is_better else lower,
+        equal=len(gaps) - higher - lower,
     )
 
 

@@ -53,8 +53,18 @@ def scorer(trainer: Trainer) -> Scorer:
     return trainer
 
 
-async def held_out_loss(trainer: Scorer, rows: Sequence[Demonstration], *, key: str) -> float:
-    """The mean loss of a trained token, in nats.
+@dataclass(frozen=True, slots=True)
+class HeldOutLoss:
+    """What held-out rows cost, in nats."""
+
+    mean: float
+    """Of a trained token."""
+    rows: Mapping[str, float]
+    """Of a trained token of each row, by the row's file and line."""
+
+
+async def held_out_loss(trainer: Scorer, rows: Sequence[Demonstration], *, key: str) -> HeldOutLoss:
+    """The loss of rows by the trainer's own weights.
 
     Args:
         trainer: whose current weights are asked.
@@ -65,18 +75,20 @@ async def held_out_loss(trainer: Scorer, rows: Sequence[Demonstration], *, key: 
         ServiceRefused: it is not finite.
     """
     datums = [datum for row in rows for datum in row.datums]
-    total = 0.0
+    losses: list[float] = []
     for start in range(0, len(datums), AT_ONCE):
         part = datums[start : start + AT_ONCE]
         logprobs = await trainer.score(part, key=f"{key}-{start // AT_ONCE}")
-        total += sum(_summed(d, each) for d, each in zip(part, logprobs, strict=True))
-    mean = total / sum(datum.trained_tokens for datum in datums)
+        losses += [_summed(d, each) for d, each in zip(part, logprobs, strict=True)]
+    mean = sum(losses) / sum(datum.trained_tokens for datum in datums)
     if not math.isfinite(mean):
         raise ServiceRefused(
             f"the trainer gave the held-out rows a loss of {mean}: the weights have run away; "
             "lower training.learning_rate"
         )
-    return mean
+    left = iter(losses)
+    of_rows = {row.source: sum(next(left) for _ in row.datums) / row.trained_tokens for row in rows}
+    return HeldOutLoss(mean, of_rows)
 
 
 def drawn(rows: Sequence[Demonstration], samples: int) -> list[tuple[str, Asked]]:
@@ -151,7 +163,7 @@ class HeldOut:
                 policy=look.policy,
             )
         )
-        row = replace(row, loss=loss)
+        row = replace(row, loss=loss.mean, row_losses=loss.rows)
         self._recorder.evaluation(row)
         return row
 

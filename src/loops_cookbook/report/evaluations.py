@@ -9,7 +9,9 @@ from loops_cookbook.report.words import aligned, between, count, measure, share
 
 def evaluation_lines(rows: Sequence[EvaluationRow], comparisons: Sequence[Comparison]) -> list[str]:
     """A table of every set and policy, then one for each pair that was compared."""
-    told = [*aligned(_scores(rows)), "", "[low, high]: 95 % confidence, over tasks"]
+    told = aligned(_scores(rows))
+    if any(row.reward_interval for row in rows):
+        told += ["", "[low, high]: 95 % confidence, over tasks"]
     for comparison in comparisons:
         told += ["", *_compared(comparison)]
     return told
@@ -41,11 +43,16 @@ def _cells(row: EvaluationRow) -> list[str]:
 
 
 def _compared(comparison: Comparison) -> list[str]:
-    reward, solved = comparison.reward, comparison.solved
-    table = [
-        ["", "difference", "p", "tasks better", "worse", "equal"],
-        ["reward", between(_signed, reward.difference, reward.interval), *_counts(reward)],
-        ["solved", between(_points, solved.difference, solved.interval), *_counts(solved)],
+    scores = (
+        ("loss", comparison.loss, _signed),
+        ("reward", comparison.reward, _signed),
+        ("solved", comparison.solved, _points),
+    )
+    table = [["", "difference", "p", "better", "worse", "equal"]]
+    table += [
+        [name, between(show, score.difference, score.interval), *_counts(score)]
+        for name, score, show in scores
+        if score is not None
     ]
     told = [f"{comparison.set}: {comparison.second} minus {comparison.first}", *aligned(table)]
     if comparison.unpaired:
