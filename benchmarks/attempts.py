@@ -6,8 +6,10 @@ Ours is a whole update: `run_rl` with a scripted sampler and a recording trainer
 samples, parses, grades, judges, makes datums and writes every record of a run folder, transcripts
 included. The peer's is its `do_group_rollout` alone, over the same groups at once, which writes
 nothing. A round is one process of each, one after the other, after a group to warm up. Printed are
-medians over the rounds; a ratio is taken within a round. The peer (tinker-cookbook 0.5.0) needs an
-environment of its own; without `--peer-python` only ours is measured.
+medians over the rounds; a ratio is taken within a round. Beside it stands what as many files of
+that size cost there by themselves. Run folders are removed at the end only: where many files were
+removed in the last minutes, ext4 looks long for a place for a new one. The peer (tinker-cookbook
+0.5.0) needs an environment of its own; without `--peer-python` only ours is measured.
 """
 
 import argparse
@@ -29,7 +31,7 @@ import anyio
 from loops_cookbook.cli.collector import collecting_seldom
 from loops_cookbook.config.environment import read_environment
 from loops_cookbook.config.load import load_config
-from loops_cookbook.journal import read_rows
+from loops_cookbook.journal import read_rows, write_atomically
 from loops_cookbook.recipes.plan import Plan, plan_run
 from loops_cookbook.recipes.rl import run_rl
 from loops_cookbook.records import RunRow
@@ -97,11 +99,16 @@ def main() -> None:
     commands["loops"] += [f"--attempts={given.attempts}", f"--trace={given.trace}"]
     if given.peer_python:
         commands["peer"] = [given.peer_python, str(peer), str(given.attempts), str(SECONDS)]
-    rounds = [
-        {who: measured(command) for who, command in commands.items()} for _ in range(given.rounds)
-    ]
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["TMPDIR"] = folder
+        rounds = [
+            {who: measured(command) for who, command in commands.items()}
+            for _ in range(given.rounds)
+        ]
     for who in commands:
         told(who, [each[who] for each in rounds], given.attempts)
+    files = median(each["loops"]["files"] for each in rounds)
+    print(f"the files of the transcripts alone: {files / given.attempts * 1e6:.0f} us an attempt")
     if given.peer_python:
         ratios = sorted(each["loops"]["cpu"] / each["peer"]["cpu"] for each in rounds)
         print(f"CPU, loops / peer: {median(ratios):.2f} (from {ratios[0]:.2f} to {ratios[-1]:.2f})")
@@ -125,20 +132,29 @@ def told(who: str, figures: Sequence[Mapping[str, float]], attempts: int) -> Non
 def ours(groups: int, trace: Trace) -> dict[str, float]:
     """One update of so many groups, with all its records."""
     os.environ["HF_HUB_OFFLINE"] = "1"
-    with tempfile.TemporaryDirectory() as name:
-        root = Path(name)
-        os.chdir(root)
-        (root / "bench_episode.py").write_text(EPISODE)
-        carry_out(planned(root, 1), root, trace)  # to warm up
-        plan = planned(root, groups)
-        wall, cpu = time.perf_counter(), time.process_time()
-        folder = carry_out(plan, root, trace)
-        figures = {"cpu": time.process_time() - cpu, "wall": time.perf_counter() - wall}
-        rows = sum(1 for _ in read_rows(folder.rollouts))
-        files = sum(1 for _ in folder.transcripts.iterdir())
-        if rows != groups * GROUP_SIZE or files != (rows if trace == "full" else 0):
-            raise SystemExit(f"{rows} rows and {files} transcripts were written")
-    return {**figures, "rss": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
+    root = Path(tempfile.mkdtemp())  # within a folder that is removed at the end
+    os.chdir(root)
+    (root / "bench_episode.py").write_text(EPISODE)
+    carry_out(planned(root, 1), root, trace)  # to warm up
+    plan = planned(root, groups)
+    wall, cpu = time.perf_counter(), time.process_time()
+    folder = carry_out(plan, root, trace)
+    figures = {"cpu": time.process_time() - cpu, "wall": time.perf_counter() - wall}
+    rows = sum(1 for _ in read_rows(folder.rollouts))
+    texts = [path.read_text() for path in folder.transcripts.iterdir()]
+    if rows != groups * GROUP_SIZE or len(texts) != (rows if trace == "full" else 0):
+        raise SystemExit(f"{rows} rows and {len(texts)} transcripts were written")
+    figures["rss"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return {**figures, "files": written(texts, root / "files")}
+
+
+def written(texts: Sequence[str], folder: Path) -> float:
+    """Seconds of CPU that writing such files takes, without what else an attempt does."""
+    folder.mkdir()
+    began = time.process_time()
+    for number, text in enumerate(texts):
+        write_atomically(f"{folder}/{number}.json", text)
+    return time.process_time() - began
 
 
 def planned(root: Path, groups: int) -> Plan:

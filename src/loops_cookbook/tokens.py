@@ -136,24 +136,28 @@ def sequences(trajectory: Trajectory) -> tuple[Sequence, ...]:
     # it later can go on with a shorter one just as well.
     said = [turn for turn in trajectory.turns if len(turn.sampled.ids)]
     rows: list[list[Turn]] = []
-    heads: list[Ids] = []
     for turn in sorted(said, key=lambda turn: len(turn.prompt_ids)):
-        whole = np.concatenate([turn.prompt_ids, turn.sampled.ids])
-        begun = [i for i, head in enumerate(heads) if _begins_with(turn.prompt_ids, head)]
+        begun = [row for row in rows if _goes_on_with(turn, row[-1])]
         if begun:
-            row = max(begun, key=lambda i: len(heads[i]))
-            rows[row].append(turn)
-            heads[row] = whole
+            max(begun, key=lambda row: _length(row[-1])).append(turn)
         else:
             rows.append([turn])
-            heads.append(whole)
     place = {id(turn): index for index, turn in enumerate(said)}
     rows.sort(key=lambda turns: place[id(turns[0])])
     return tuple(_row(turns) for turns in rows)
 
 
-def _begins_with(ids: Ids, head: Ids) -> bool:
-    return len(ids) >= len(head) and bool(np.array_equal(ids[: len(head)], head))
+def _goes_on_with(turn: Turn, earlier: Turn) -> bool:
+    """Whether its prompt begins with all that an earlier turn holds."""
+    ids, start, end = turn.prompt_ids, len(earlier.prompt_ids), _length(earlier)
+    return len(ids) >= end and bool(
+        np.array_equal(ids[:start], earlier.prompt_ids)
+        and np.array_equal(ids[start:end], earlier.sampled.ids)
+    )
+
+
+def _length(turn: Turn) -> int:
+    return len(turn.prompt_ids) + len(turn.sampled.ids)
 
 
 def _row(turns: list[Turn]) -> Sequence:

@@ -28,8 +28,9 @@ from loops_cookbook.local.engine import Engine, Row, SampleJob
 from loops_cookbook.local.export import export as write
 from loops_cookbook.local.places import Place
 from loops_cookbook.recipes.export import export
-from loops_cookbook.records import CheckpointRow, RunRow
+from loops_cookbook.records import RunRow
 from loops_cookbook.rundir.layout import RunFolder
+from loops_cookbook.rundir.rows import CheckpointRow
 
 pytestmark = [
     pytest.mark.torch,

@@ -21,8 +21,9 @@ from loops_cookbook.recipes.evaluate import (
 )
 from loops_cookbook.recipes.plans import AnyPlan
 from loops_cookbook.recipes.start import Start
-from loops_cookbook.records import CheckpointRow, RunRow
+from loops_cookbook.records import RunRow
 from loops_cookbook.rundir.references import Located
+from loops_cookbook.rundir.rows import CheckpointRow
 from loops_cookbook.testing import Line, RecordingTrainer, ScriptedSampler, ScriptedService
 from loops_cookbook.testing.scripted import Script
 

@@ -10,8 +10,9 @@ from loops_cookbook.config.bundled import bundled_root
 from loops_cookbook.errors import MissingExtra, ModelError, RunFolderError, UsageError
 from loops_cookbook.recipes import export as module
 from loops_cookbook.recipes.export import export
-from loops_cookbook.records import CheckpointRow, RunRow
+from loops_cookbook.records import RunRow
 from loops_cookbook.rundir.layout import RunFolder
+from loops_cookbook.rundir.rows import CheckpointRow
 
 COUNTING = bundled_root() / "models" / "counting"
 ADAPTER = {"peft_type": "LORA", "r": 4, "base_model_name_or_path": str(COUNTING)}

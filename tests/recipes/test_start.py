@@ -11,9 +11,10 @@ from loops_cookbook.config.bundled import bundled_root
 from loops_cookbook.errors import RunFolderError, UsageError
 from loops_cookbook.recipes.plan import Plan
 from loops_cookbook.recipes.start import find_start, place_checkpoint
-from loops_cookbook.records import CheckpointRow, RunRow
+from loops_cookbook.records import RunRow
 from loops_cookbook.rundir.layout import RunFolder
 from loops_cookbook.rundir.references import locate
+from loops_cookbook.rundir.rows import CheckpointRow
 
 MODEL = 'model.name="models/counting"'
 SAVED = "checkpoints/r/weights/u2"

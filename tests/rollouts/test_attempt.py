@@ -444,7 +444,8 @@ async def test_a_cancelled_attempt_is_released_and_reported_as_cancelled() -> No
 async def test_an_attempt_cancelled_while_it_waits_for_room_is_reported() -> None:
     ended: list[Finished] = []
     async with world(limits=Limits(1, 1, 0)) as w:
-        await w.limits.starting.take("somebody", Job("", seconds=1, release_seconds=1).hard)
+        job = Job("", seconds=1, release_seconds=1)
+        await w.limits.starting.take("somebody", job.hard, anyio.current_time())
         with anyio.move_on_after(10):
             await run_it(w, 0, ended)
         w.limits.starting.give_back("somebody")

@@ -14,7 +14,7 @@ async def test_a_hard_deadline_passes_only_once_it_was_started() -> None:
     hard = HardDeadline(5)
     assert hard.at == math.inf
     await anyio.sleep(3)
-    hard.start()
+    hard.start(anyio.current_time())
     assert hard.at == anyio.current_time() + 5
     hard.stop()
     assert hard.at == math.inf
@@ -24,9 +24,9 @@ async def test_what_is_left_of_a_hard_deadline_is_left_after_it_stood_still() ->
     hard, expected = HardDeadline(5), list[float]()
     hard.expect = expected.append
     began = anyio.current_time()
-    hard.start()
+    hard.start(anyio.current_time())
     await anyio.sleep(2)
-    with hard.standing_still():
+    with hard.standing_still(anyio.current_time()):
         await anyio.sleep(100)
         assert hard.at == math.inf
     assert expected == [began + 5, began + 105] == [began + 5, hard.at]
@@ -34,14 +34,14 @@ async def test_what_is_left_of_a_hard_deadline_is_left_after_it_stood_still() ->
 
 async def test_a_hard_deadline_that_was_not_started_does_not_run_after_it_stood_still() -> None:
     hard = HardDeadline(5)
-    with hard.standing_still():
+    with hard.standing_still(anyio.current_time()):
         await anyio.sleep(1)
     assert hard.at == math.inf
 
 
 async def test_a_job_that_begins_anew_waits_and_has_its_whole_time_before_it() -> None:
     job = Job("a job", seconds=5, release_seconds=1)
-    job.hard.start()
+    job.hard.start(anyio.current_time())
     job.enter("run")
     await anyio.sleep(1)
     job.begin(lambda: 3)

@@ -4,15 +4,17 @@ import anyio
 import pytest
 from tests.rollouts.doubles import ignore_cancellation
 
+from loops_cookbook.rollouts.calm import REMINDER_SECONDS
 from loops_cookbook.rollouts.jobs import Job
 from loops_cookbook.rollouts.keeper import STRAY_SECONDS, Keeper, open_group, open_keeper
+from loops_cookbook.rollouts.limits import Limit, PhaseSlot
 
 pytestmark = pytest.mark.anyio
 
 
 def job(seconds: float = 100, release_seconds: float = 5) -> Job:
     made = Job("a job", seconds=seconds, release_seconds=release_seconds)
-    made.hard.start()
+    made.hard.start(anyio.current_time())
     return made
 
 
@@ -96,7 +98,7 @@ async def test_of_several_jobs_each_is_left_behind_at_its_own_hard_deadline() ->
             left.append((name, anyio.current_time() - began))
 
         made = Job(name, seconds=seconds, release_seconds=5, on_left=on_left)
-        made.hard.start()
+        made.hard.start(anyio.current_time())
         return made
 
     async with open_keeper() as keeper:
@@ -209,6 +211,52 @@ async def test_a_stray_is_cancelled_now_and_then_and_not_in_every_turn_of_the_lo
         if not run_ends:
             await anyio.sleep(0.3)
     assert 1 <= cancelled < 10
+
+
+async def test_what_ignores_its_clock_is_reminded_of_it_and_not_in_every_turn_of_the_loop() -> None:
+    """An agent that swallowed the cut took the whole of a CPU, up to its hard deadline."""
+    made = job()
+    tries = 0
+
+    async def stubborn() -> None:
+        nonlocal tries
+        async with PhaseSlot(Limit("sampling", 1), 10, made.hard):
+            with anyio.CancelScope(shield=True):
+                await anyio.sleep(12)  # beyond the clock, and long enough to be calmed
+            while tries < 3:
+                try:
+                    await anyio.sleep_forever()
+                except anyio.get_cancelled_exc_class():
+                    tries += 1
+            await anyio.sleep_forever()
+
+    async with open_keeper() as keeper:
+        began = anyio.current_time()
+        assert await keeper.outcome(made, stubborn)
+        reminded = anyio.current_time() - began - 12
+        assert 2 * REMINDER_SECONDS <= reminded <= 4 * REMINDER_SECONDS
+
+
+async def test_what_was_calmed_in_its_phase_is_cancelled_when_the_run_ends() -> None:
+    ended = False
+
+    async def once_deaf() -> None:
+        nonlocal ended
+        async with PhaseSlot(Limit("sampling", 1), 10, made.hard):
+            with anyio.CancelScope(shield=True):
+                await anyio.sleep(11.5)
+            try:
+                await anyio.sleep_forever()
+            finally:
+                ended = True
+
+    made = job()
+    async with anyio.create_task_group() as group, open_keeper() as keeper:
+        group.start_soon(keeper.outcome, made, once_deaf)
+        await anyio.sleep(11.6)
+        assert not ended
+        group.cancel_scope.cancel()
+    assert ended
 
 
 async def test_a_stray_that_heeds_a_later_cancellation_ends() -> None:

@@ -196,7 +196,7 @@ async def test_a_hard_deadline_stands_still_while_room_is_waited_for() -> None:
     hard.expect = expected.append
     began = anyio.current_time()
     async with slot_of(limit, 100), anyio.create_task_group() as group:
-        hard.start()
+        hard.start(anyio.current_time())
         await anyio.sleep(2)
         group.start_soon(room.take)
         await anyio.sleep(50)

@@ -18,8 +18,9 @@ pytest.importorskip("torch")
 from loops_cookbook.config.bundled import bundled_root
 from loops_cookbook.local.engine import Engine, EngineSettings, Row
 from loops_cookbook.local.places import Place
-from loops_cookbook.records import CheckpointRow, RunRow
+from loops_cookbook.records import RunRow
 from loops_cookbook.rundir.layout import RunFolder
+from loops_cookbook.rundir.rows import CheckpointRow
 
 pytestmark = [pytest.mark.slow, pytest.mark.torch, pytest.mark.timeout(240)]
 

@@ -1,6 +1,8 @@
 """`attempt` tries an Episode as a user's own test would."""
 
+import gc
 import importlib.util
+import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -67,6 +69,23 @@ class Sums(Episode[Sum, Options]):
 
     async def grade(self, grading: Grading) -> float:
         return 1.0 if self.answer == str(self.task.value.left + self.task.value.right) else 0.0
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_what_an_attempt_held_is_freed_when_it_ends(anyio_backend: str) -> None:
+    """Models and jobs closed circles, so that all of it waited for the garbage collector."""
+    made: list[weakref.ref[Episode[Sum, Options]]] = []
+
+    class Remembered(Sums):
+        async def setup(self, setup: Setup) -> None:
+            made.append(weakref.ref(self))
+
+    gc.disable()
+    try:
+        await attempt(Remembered, Sum(left=1, right=2), replies=["3"])
+        assert [each() for each in made] == [None]
+    finally:
+        gc.enable()
 
 
 async def test_a_value_and_options_may_be_given_as_they_are() -> None:

@@ -9,8 +9,8 @@ import gc
 from collections.abc import Generator
 from contextlib import contextmanager
 
-NEW_OBJECTS = 50_000
-"""Between two looks at them: a few milliseconds of work, and megabytes at most that wait for it."""
+NEW_OBJECTS = 100_000
+"""Between two looks at them, some ten milliseconds of work. An attempt leaves nothing to find."""
 
 
 @contextmanager

@@ -2,13 +2,11 @@
 
 `Conversation.generate` renders, samples, records and parses, in this order. What was sampled is
 on the record before anybody reads it, so a reply that makes no sense still has its tokens, and
-a call that a clock cuts leaves nothing half. A `Models` is the right to call models in one phase
-of a try: it is closed with the phase, and a call that comes later is refused.
+a call that a clock cuts leaves nothing half. A `Permit` is the right to call models in one phase
+of a try: it ends with the phase, and a call that comes later is refused.
 """
 
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
-from copy import deepcopy
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal, TypeAlias
@@ -16,7 +14,7 @@ from typing import Literal, TypeAlias
 import anyio.lowlevel
 
 from loops_cookbook.attempts import Call
-from loops_cookbook.episodes.history import Asked, Ended, History
+from loops_cookbook.episodes.history import Asked, Ended, History, frozen
 from loops_cookbook.episodes.record import TryRecord
 from loops_cookbook.episodes.tools import Declared, chosen_tools, declared_tools
 from loops_cookbook.errors import EpisodeError, ServiceError
@@ -56,44 +54,25 @@ class Reply:
     """The version of the policy that sampled it; None for models that are not the policy."""
 
 
-class Models(dict[str, "Model"]):
-    """Models by name, for one phase of a try.
+class Permit:
+    """The right to call models in one phase of a try; it ends with the phase.
 
     Args:
-        producers: every model of the run.
         record: what the calls are recorded in.
         trains: whether what the policy says here is the attempt's own, to be trained on. A
             grader may ask the policy too; that is no part of the attempt.
     """
 
-    def __init__(self, producers: Producers, record: TryRecord, *, trains: bool) -> None:
-        super().__init__()
+    def __init__(self, record: TryRecord, *, trains: bool) -> None:
         self.record = record
         self.trains = trains
         self.is_open = True
         self.failure: Exception | None = None
         """The first model call that failed for good, also where the episode swallowed it."""
-        self._producers = producers
-        self[MAIN] = Model(producers.main, self, is_policy=True)
-        for name, producer in producers.others.items():
-            self[name] = Model(producer, self, is_policy=False)
 
-    def __missing__(self, name: str) -> "Model":
-        return Model(self._producers.get(name), self, is_policy=False)
-
-    def close(self) -> None:
-        """End the phase: calls under way are not recorded, later ones are refused."""
-        self.is_open = False
-
-    @contextmanager
-    def noting_failure(self) -> Generator[None]:
-        """Around a call: what it raises is kept beside being raised."""
-        try:
-            yield
-        # An agent that swallows it must not be graded for it.
-        except Exception as error:
-            self.failure = self.failure or error
-            raise
+    def note_failure(self, error: Exception) -> None:
+        """Keep what a call raises: an agent that swallows it must not be graded for it."""
+        self.failure = self.failure or error
 
     def require_open(self) -> None:
         """Refuse a call after the phase.
@@ -108,12 +87,50 @@ class Models(dict[str, "Model"]):
             )
 
 
+class Models(dict[str, "Model"]):
+    """Models by name, for one phase of a try.
+
+    They know their permit and not one another: a circle would keep all that an attempt holds until
+    the garbage collector comes by.
+
+    Args:
+        producers: every model of the run.
+        record: what the calls are recorded in.
+        trains: see `Permit`.
+    """
+
+    def __init__(self, producers: Producers, record: TryRecord, *, trains: bool) -> None:
+        super().__init__()
+        self._permit = permit = Permit(record, trains=trains)
+        self._producers = producers
+        self[MAIN] = Model(producers.main, permit, is_policy=True)
+        for name, producer in producers.others.items():
+            self[name] = Model(producer, permit, is_policy=False)
+
+    def __missing__(self, name: str) -> "Model":
+        return Model(self._producers.get(name), self._permit, is_policy=False)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the phase still goes on."""
+        return self._permit.is_open
+
+    @property
+    def failure(self) -> Exception | None:
+        """The first model call that failed for good, also where the episode swallowed it."""
+        return self._permit.failure
+
+    def close(self) -> None:
+        """End the phase: calls under way are not recorded, later ones are refused."""
+        self._permit.is_open = False
+
+
 class Model:
     """A named model; the one named `main` is the policy."""
 
-    def __init__(self, producer: Producer, models: Models, *, is_policy: bool) -> None:
+    def __init__(self, producer: Producer, permit: Permit, *, is_policy: bool) -> None:
         self._producer = producer
-        self._models = models
+        self._permit = permit
         self._is_policy = is_policy
 
     @property
@@ -131,21 +148,21 @@ class Model:
             EpisodeError: the tools cannot be used.
         """
         declared = declared_tools(tools, "conversation()")
-        return Conversation(self._producer, self._models, declared, is_policy=self._is_policy)
+        return Conversation(self._producer, self._permit, declared, is_policy=self._is_policy)
 
 
 class Conversation:
     """Calls of one model that may go on from one another."""
 
     def __init__(
-        self, producer: Producer, models: Models, declared: Declared, *, is_policy: bool
+        self, producer: Producer, permit: Permit, declared: Declared, *, is_policy: bool
     ) -> None:
         self._producer = producer
-        self._models = models
+        self._permit = permit
         self._declared = declared
-        self._record = models.record
+        self._record = permit.record
         self._is_policy = is_policy
-        self._is_trained = is_policy and models.trains
+        self._is_trained = is_policy and permit.trains
         self._history = History()
 
     async def generate(
@@ -179,7 +196,7 @@ class Conversation:
             EpisodeError: the messages cannot be used, or the phase of this model is over.
             ServiceError: the model did not answer; the attempt will not be graded.
         """
-        self._models.require_open()
+        self._permit.require_open()
         shown = self._declared if tools is None else declared_tools(tools, "generate()")
         if isinstance(self._producer, Judge):
             asked = self._history.ask(messages, shown)
@@ -213,9 +230,12 @@ class Conversation:
 
     async def _judged(self, chat: Chat, asked: Asked, request: ChatRequest) -> Reply:
         """What a model says that takes messages: all it is sent each time, and no ids come back."""
-        with self._models.noting_failure():
+        try:
             answer = await chat.complete(request)
-        self._models.require_open()
+        except Exception as error:
+            self._permit.note_failure(error)
+            raise
+        self._permit.require_open()
         parsed = ParsedReply(
             answer.content,
             answer.reasoning_content,
@@ -278,8 +298,8 @@ class Conversation:
             return sampled, self._record.add(Turn(prompt_ids, sampled, origin))
 
     async def _call(self, prompt_ids: Ids, params: SampleParams) -> SampledTokens:
-        models, place = self._models, self._record.place
-        with models.noting_failure():
+        permit, place = self._permit, self._record.place
+        try:
             completions = await self._policy.sampler.sample(
                 prompt_ids,
                 params,
@@ -291,7 +311,10 @@ class Conversation:
                     f"the sampler of {self._policy.name} gave {len(completions)} completions "
                     "where one was asked for: mend the sampler"
                 )
-        models.require_open()
+        except Exception as error:
+            permit.note_failure(error)
+            raise
+        permit.require_open()
         return completions[0]
 
     async def _parsed(self, sampled_ids: Ids, tools: Sequence[Tool]) -> ParsedReply:
@@ -335,7 +358,7 @@ class Conversation:
             messages=asked.messages,
             tools=asked.declared.tools,
             # The agent appends the message to its history, and may change it there.
-            reply=deepcopy(reply.message),
+            reply=frozen(reply.message),
             finish_reason=reply.finish_reason,
             origin=origin if self._is_policy else None,
             turn=turn,

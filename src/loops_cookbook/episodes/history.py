@@ -77,9 +77,9 @@ class History:
             following = node.next.get(key)
             if following is None:
                 is_known = False
-                following = node.next[key] = Node(_frozen(message))
+                following = node.next[key] = Node(frozen(message))
             node = following
-            kept.append(node.message if node.message == message else _frozen(message))
+            kept.append(node.message if node.message == message else frozen(message))
             if ended := node.ended.get(declared.key):
                 earlier, start, other_tools = ended, index + 1, False
             elif node.ended:
@@ -142,7 +142,7 @@ def _key(index: int, message: object) -> _Key:
         raise EpisodeError(f"{where} ({role}) is not in OpenAI form: {error}") from error
 
 
-def _frozen(message: object) -> Message:
+def frozen(message: object) -> Message:
     """The message as it is now, whatever the agent does with its own afterwards."""
     copy = dict(cast(Message, message))
     content = copy.get("content")

@@ -11,8 +11,8 @@ grader by being raised after it.
 """
 
 import logging
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
 from typing import Any, Self, TypeAlias, cast
 
 import anyio
@@ -107,7 +107,7 @@ class EpisodeRuntime:
             models=models,
             attempts=tuple(lease.as_member(graded.attempt) for lease, graded in members),
         )
-        with _ending(models):
+        with _Ending(models):
             rewards = await _class_in(self._context).grade_group(group)
         return _unless_failed(models, rewards)
 
@@ -167,7 +167,7 @@ class EpisodeLease:
             sandboxes=self._sandboxes,
             _clock=lambda: slot.seconds_left() - _notice_seconds(self._context),
         )
-        with _ending(models):
+        with _Ending(models):
             async with slot:
                 self._note(await episode.run(sample))
 
@@ -187,7 +187,7 @@ class EpisodeLease:
             _fresh=fresh,
         )
         try:
-            with _ending(models):
+            with _Ending(models):
                 reward = await episode.grade(grading)
         finally:
             await fresh.release()
@@ -200,7 +200,7 @@ class EpisodeLease:
         return Recorded(
             trajectory=Trajectory(tuple(self.record.turns)),
             calls=tuple(self.record.calls),
-            metadata=dict(self._metadata),
+            metadata=self._metadata.data.copy(),
             context_full=self.record.context_full,
             failure=(self._models.failure if self._models else None) or self._sandboxes.failure,
         )
@@ -275,19 +275,27 @@ def _notice_seconds(context: RuntimeContext) -> float:
     return min(NOTICE_SECONDS, context.rollout_seconds / 10)
 
 
-@contextmanager
-def _ending(models: Models) -> Generator[None]:
-    """Close the models after a method, and take a Discard out of the group it may come in."""
-    try:
-        yield
-    except ExceptionGroup as group:
+class _Ending:
+    """Closes the models after a method, and takes a Discard out of the group it may come in."""
+
+    def __init__(self, models: Models) -> None:
+        self._models = models
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._models.close()
+        if not isinstance(error, ExceptionGroup):
+            return
         # An agent whose branches run in a task group raises it inside one.
-        for error in _leaves(group):
-            if isinstance(error, Discard):
-                raise error from group
-        raise
-    finally:
-        models.close()
+        for each in _leaves(cast(ExceptionGroup[Exception], error)):
+            if isinstance(each, Discard):
+                raise each from error
 
 
 def _leaves(group: ExceptionGroup[Exception]) -> Iterator[Exception]:

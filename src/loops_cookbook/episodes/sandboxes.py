@@ -46,7 +46,9 @@ class TrySandboxes(Mapping[str, Sandbox]):
     @property
     def failure(self) -> SandboxError | None:
         """Why one was not made or cannot be used any more, also where the Episode swallowed it."""
-        failures = (self._not_made, *(sandbox.failure for sandbox in self._open.values()))
+        if self._not_made is not None:
+            return self._not_made
+        failures = (sandbox.failure for sandbox in self._open.values())
         return next((failure for failure in failures if failure is not None), None)
 
     async def open(self, name: str, overrides: Mapping[str, object]) -> Sandbox:
@@ -90,6 +92,8 @@ class TrySandboxes(Mapping[str, Sandbox]):
     async def release(self) -> None:
         """Give all of them back; what fails is said in the log, and the ledger keeps it."""
         self._is_closed = True
+        if not self._open:  # as with every try whose config has none
+            return
         with anyio.CancelScope(shield=True):  # each has its own bound
             async with anyio.create_task_group() as group:
                 for sandbox in self._open.values():

@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from loops_cookbook.errors import ServiceRefused
-from loops_cookbook.records import CheckpointRow, EvaluationRow
+from loops_cookbook.records import EvaluationRow
 from loops_cookbook.rollouts.stall import Narrator
+from loops_cookbook.rundir.rows import CheckpointRow
 from loops_cookbook.rundir.savepoints import SavePoints
 from loops_cookbook.services.base import Checkpointer, Trainer
 

@@ -33,16 +33,18 @@ def rollout_rows(fated: Iterable[tuple[Attempt, Fate]]) -> list[RolloutRow]:
 def fate_counts(rows: Iterable[RolloutRow]) -> Counter[str]:
     """How many attempts came to each fate, under the names of the metrics."""
     counts: Counter[str] = Counter()
+    ended: Counter[Fate] = Counter()
     for row in rows:
-        fate = row.fate
-        counts["attempts/finished"] += 1
-        counts[f"attempts/{fate.kind}"] += 1
-        if fate.kind != fate.value:
-            counts[f"attempts/{fate}"] += 1
-        if fate is Fate.FAILED:
+        ended[row.fate] += 1
+        if row.fate is Fate.FAILED:
             counts[f"attempts/failed/{row.exception or 'unknown'}"] += 1
         counts["attempts/timed_out"] += row.flags.timed_out
         counts["attempts/retried"] += row.flags.retried
+    for fate, number in ended.items():
+        counts["attempts/finished"] += number
+        counts[f"attempts/{fate.kind}"] += number
+        if fate.kind != fate.value:
+            counts[f"attempts/{fate}"] += number
     return counts
 
 

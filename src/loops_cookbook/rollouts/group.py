@@ -149,8 +149,7 @@ async def _group_grade(
         return slots[-1]
 
     async def grade() -> None:
-        job.hard.start()
-        job.enter("grading")
+        job.start("grading", anyio.current_time())
         given = [Graded(f.lease, f.attempt) for f in finished if f.lease is not None]
         whose = [f"attempt {f.attempt.index} of {name}" for f in finished]
         results.append(

@@ -1,7 +1,8 @@
 """A job of the `Keeper`, from outside: what it does, and how long it may go on doing it.
 
 A hard deadline counts the seconds that a job works, not those that it waits for a slot. A job that
-goes on beyond it ignores cancellation, and is left behind as a stray.
+goes on beyond it ignores cancellation, and is left behind as a stray. A block that goes on beyond
+the clock of its phase ignores that, and is only reminded of it until then.
 """
 
 import logging
@@ -11,15 +12,12 @@ from contextlib import contextmanager
 from typing import TypeAlias
 
 import anyio
-from anyio.lowlevel import checkpoint
 
+from loops_cookbook.rollouts.calm import REMINDER_SECONDS, Calm
 from loops_cookbook.rollouts.faults import caught
 from loops_cookbook.rollouts.frames import waits_at
 
 logger = logging.getLogger(__name__)
-
-REMINDER_SECONDS = 1.0
-"""Between two cancellations of a stray."""
 
 Work: TypeAlias = Callable[[], Coroutine[object, object, None]]
 """What a job does."""
@@ -32,29 +30,54 @@ class HardDeadline:
         self.at = math.inf
         """When it passes, as things stand; never while the job does not work."""
         self.expect: Callable[[float], None] = _nobody
-        """Told of that moment whenever the time begins to run."""
+        """Told of each moment at which there may be something to see."""
+        self.block: Calm | None = None
+        """What runs under the clock of a phase."""
+        self._ignored_at = math.inf
+        """When that will have ignored its clock for a while."""
         self._seconds = seconds
 
-    def start(self) -> None:
+    @property
+    def next_look(self) -> float:
+        """When there may be something to see: it passes, or a clock is ignored."""
+        return min(self.at, self._ignored_at)
+
+    def start(self, now: float) -> None:
         """The whole time runs from now on."""
-        self._run(self._seconds)
+        self._run(self._seconds, now)
 
     def stop(self) -> None:
         """The time does not run until it is started."""
         self.at = math.inf
 
     @contextmanager
-    def standing_still(self) -> Generator[None]:
-        """The time does not run within the block."""
-        left = self.at - anyio.current_time()
+    def standing_still(self, now: float) -> Generator[None]:
+        """The time does not run within the block, which begins now."""
+        left = self.at - now
         self.stop()
         try:
             yield
         finally:
-            self._run(left)
+            self._run(left, anyio.current_time())
 
-    def _run(self, seconds: float) -> None:
-        self.at = anyio.current_time() + seconds
+    def clock(self, block: Calm, cut_at: float) -> None:
+        """A clock will cut this block."""
+        self.block, self._ignored_at = block, cut_at + REMINDER_SECONDS
+        self.expect(self._ignored_at)
+
+    def clock_is_over(self) -> None:
+        """The block has ended."""
+        self.block, self._ignored_at = None, math.inf
+
+    def ignored(self, now: float) -> Calm | None:
+        """The block that ignores its clock, told once."""
+        if now < self._ignored_at:
+            return None
+        self._ignored_at = math.inf
+        return self.block
+
+    def _run(self, seconds: float, now: float) -> None:
+        self.at = now + seconds
         self.expect(self.at)
 
 
@@ -82,7 +105,6 @@ class Job:
         self.label = label
         self.hard = HardDeadline(seconds)
         self.release_seconds = release_seconds
-        self.ended = anyio.Event()
         self.phase = "waiting"
         """What it does, in one word."""
         self.since = anyio.current_time()
@@ -97,8 +119,7 @@ class Job:
         """What its work raised."""
         self._on_left = on_left
         self._scope = anyio.CancelScope()
-        self._calm = anyio.CancelScope()
-        """Within the other: shielded, it keeps cancellation away for a while."""
+        self._calm = Calm()
         self._coroutine: Coroutine[object, object, None] | None = None
 
     def begin(self, progress: Callable[[], int]) -> None:
@@ -106,6 +127,12 @@ class Job:
         self.progress = progress
         self.hard.stop()
         self.enter("waiting")
+
+    def start(self, phase: str, now: float) -> None:
+        """It begins to work, with this phase; its hard deadline runs from now on."""
+        self.phase = phase
+        self.since = now
+        self.hard.start(now)
 
     def enter(self, phase: str) -> float:
         """It goes on to this phase, and that is now."""
@@ -132,8 +159,13 @@ class Job:
             self.was_ended = True
             raise
         finally:
-            self.ended.set()
-            self._coroutine = None
+            self._end()
+
+    def _end(self) -> None:
+        """Let go of whoever asked for it: all that an attempt holds is then freed with it, and not
+        when the garbage collector comes by."""
+        self._coroutine = self._on_left = None
+        self.progress = int
 
     def leave_behind(self) -> None:
         """Cancel it, and ignore whatever it still does; for the Keeper."""
@@ -151,19 +183,8 @@ class Job:
             self._on_left()
 
     async def remind(self) -> None:
-        """Cancel what ignores it now and then, until it ends; for the Keeper.
-
-        A scope cancels in every turn of the loop what is in it, and code that catches that and
-        waits again would take the whole of a CPU.
-        """
-        try:
-            while True:
-                self._calm.shield = True
-                with anyio.move_on_after(REMINDER_SECONDS):
-                    await self.ended.wait()
-                    return
-                self._calm.shield = False
-                await checkpoint()
-        finally:
-            if not self.ended.is_set():
-                self._calm.shield = True
+        """Cancel what ignores it now and then, until it ends; for the Keeper."""
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._calm.remind)
+            if self.hard.block is not None:
+                group.start_soon(self.hard.block.remind)

@@ -6,7 +6,8 @@ waits for it until its hard deadline. Then the group goes on alone, the job is a
 whatever it still does is ignored. When the run ends, strays have a last while to end; after that
 `on_stuck` is told where they are.
 
-The Keeper watches over all hard deadlines with one timer, for almost none ever passes.
+The Keeper watches over all hard deadlines with one timer, for almost none ever passes. By the same
+timer it sees who ignores the clock of a phase.
 """
 
 import logging
@@ -127,16 +128,22 @@ class Keeper:
         return not job.is_stray
 
     async def watch(self) -> None:
-        """Leave jobs behind at their hard deadlines, for as long as this runs."""
+        """Leave jobs behind at their hard deadlines, and calm those that ignore a clock before."""
         while True:
-            deadline = min((job.hard.at for job in self.jobs), default=math.inf)
+            deadline = min((job.hard.next_look for job in self.jobs), default=math.inf)
             with anyio.CancelScope(deadline=deadline) as self._sleep:
                 await anyio.sleep_forever()
             now = anyio.current_time()
-            for job in [job for job in self.jobs if job.hard.at <= now]:
-                job.leave_behind()
-                self.jobs[job].over(job)
-                self._group.start_soon(job.remind)
+            for job in [job for job in self.jobs if job.hard.next_look <= now]:
+                self._look_at(job, now)
+
+    def _look_at(self, job: Job, now: float) -> None:
+        if (block := job.hard.ignored(now)) is not None:
+            self._group.start_soon(block.remind)
+        if job.hard.at <= now:
+            job.leave_behind()
+            self.jobs[job].over(job)
+            self._group.start_soon(job.remind)
 
     def _expect(self, at: float) -> None:
         if at < self._sleep.deadline:

@@ -21,6 +21,7 @@ import anyio
 from anyio.lowlevel import checkpoint_if_cancelled
 
 from loops_cookbook.errors import Discard
+from loops_cookbook.rollouts.calm import Calm
 from loops_cookbook.rollouts.jobs import HardDeadline
 
 logger = logging.getLogger(__name__)
@@ -61,20 +62,19 @@ class Limit:
         """One of those that are held back goes through it a turn."""
         self._turn_ends = -math.inf
 
-    async def take(self, holder: object, hard: HardDeadline) -> float:
-        """Wait for room and take it; how many seconds that took. They do not count for `hard`."""
+    async def take(self, holder: object, hard: HardDeadline, now: float) -> float:
+        """Wait for room from now on and take it; when that was. `hard` does not run meanwhile."""
         await checkpoint_if_cancelled()
-        began = anyio.current_time()
-        is_held_back = self._takes_turns and (began > self._turn_ends or self._door.locked())
+        is_held_back = self._takes_turns and (now > self._turn_ends or self._door.locked())
         if not is_held_back and self._took(holder):
-            return 0.0
-        with hard.standing_still():
+            return now
+        with hard.standing_still(now):
             if is_held_back:
                 async with self._door:  # whoever waits for it comes in a turn later
                     self._turn_ends = anyio.current_time() + TURN_SECONDS
             if not self._took(holder):
                 await self._limiter.acquire_on_behalf_of(holder)
-        return anyio.current_time() - began
+        return anyio.current_time()
 
     def _took(self, holder: object) -> bool:
         try:
@@ -103,10 +103,13 @@ class Room:
         self._hard = hard
         self._is_held = False
 
-    async def take(self) -> None:
-        """Wait for room and take it."""
-        self.waited = await self._limit.take(self, self._hard)
+    async def take(self) -> float:
+        """Wait for room and take it; when that was."""
+        began = anyio.current_time()
+        now = await self._limit.take(self, self._hard, began)
+        self.waited = now - began
         self._is_held = True
+        return now
 
     def give_back(self) -> None:
         """Make room again, if that is yet to be done."""
@@ -133,9 +136,11 @@ class PhaseSlot:
         self.used = 0.0
         """Seconds that the block took."""
         self._room = Room(limit, hard)
+        self._hard = hard
         self.seconds = seconds
         """Its clock."""
         self._scope = anyio.CancelScope()
+        self._calm = Calm()
         self._began: float | None = None
 
     @property
@@ -152,10 +157,11 @@ class PhaseSlot:
     async def __aenter__(self) -> Self:
         if self._began is not None:
             raise RuntimeError("a slot is entered once")
-        await self._room.take()
-        self._began = anyio.current_time()
+        self._began = await self._room.take()
         self._scope.deadline = self._began + self.seconds
         self._scope.__enter__()
+        self._calm.__enter__()
+        self._hard.clock(self._calm, self._scope.deadline)
         return self
 
     async def __aexit__(self, *exc: object) -> bool:
@@ -167,6 +173,8 @@ class PhaseSlot:
         # hold the event loop so that nothing could cut it.
         self.timed_out = self._scope.cancel_called or now >= self._scope.deadline
         self.give_back()
+        self._hard.clock_is_over()
+        self._calm.__exit__(kind, error, traceback)
         if self._scope.__exit__(kind, error, traceback):
             return True
         is_part_of_it = isinstance(error, Exception) and not isinstance(error, Discard)

@@ -135,9 +135,8 @@ class Trial:
         """Go from the lease to its release; for the Keeper."""
         self._job.begin(self._calls)
         try:
-            await self._start.take()
-            self._job.hard.start()
-            self._setup_clock.deadline = self._job.enter("setup") + self._clocks.setup_seconds
+            self._job.start("setup", await self._start.take())
+            self._setup_clock.deadline = self._job.since + self._clocks.setup_seconds
             with self._setup_clock:
                 await self._hold_lease()
             # Not `cancelled_caught`: a release that its own clock cuts takes the place of the cut.

@@ -17,15 +17,14 @@ from typing import cast
 from loops_cookbook.attempts import Fate, Flags, Rejection, Timing
 from loops_cookbook.errors import RunFolderError
 from loops_cookbook.records import (
-    CheckpointRow,
     EvaluationRow,
     GroupRow,
     RolloutRow,
-    StartRow,
     StepRow,
 )
 from loops_cookbook.rundir.read import RecordedRun
 from loops_cookbook.rundir.references import kept_checkpoints
+from loops_cookbook.rundir.rows import CheckpointRow, StartRow
 from loops_cookbook.rundir.updates import UpdateStore
 
 _TRANSCRIPT = re.compile(r"(\d+)-(\d+)(?:\.(\d+))?\.json\Z")

@@ -17,16 +17,15 @@ from loops_cookbook.errors import RunFolderError
 from loops_cookbook.journal import Row, read_rows
 from loops_cookbook.records import (
     SCHEMA_VERSION,
-    CheckpointRow,
     EvaluationRow,
     GroupRow,
     RolloutRow,
     RunRow,
-    StartRow,
     StepRow,
     Transcript,
 )
 from loops_cookbook.rundir.layout import RunFolder
+from loops_cookbook.rundir.rows import CheckpointRow, StartRow
 from loops_cookbook.rundir.transcripts import nan_for_null, transcript_of
 
 T = TypeVar("T")

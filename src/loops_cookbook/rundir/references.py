@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from loops_cookbook.errors import RunFolderError
-from loops_cookbook.records import CheckpointRow, RunRow
+from loops_cookbook.records import RunRow
 from loops_cookbook.rundir.layout import RunFolder
 from loops_cookbook.rundir.read import RecordedRun, open_run
+from loops_cookbook.rundir.rows import CheckpointRow
 
 SCHEMES = ("bt://", "tinker://")
 """How the paths of services begin."""

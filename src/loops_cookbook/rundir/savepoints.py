@@ -15,8 +15,8 @@ from contextlib import ExitStack, suppress
 from typing import Self
 
 from loops_cookbook.journal import Journal
-from loops_cookbook.records import CheckpointRow, StartRow
 from loops_cookbook.rundir.layout import RunFolder
+from loops_cookbook.rundir.rows import CheckpointRow, StartRow
 from loops_cookbook.rundir.updates import KeptUpdate, UpdateStore
 
 _SCHEME = "bt://loops:"

@@ -1,0 +1,41 @@
+"""The rows that a run writes for itself alone, so that it can go on after a kill."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from loops_cookbook.records import Row
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartRow(Row):
+    """One group that was started: one line of `starts.jsonl`, written before any of its attempts
+    begins. One that is started again, in a run that is resumed, has another row."""
+
+    serial: int
+    task: str
+    policy_version: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointRow(Row):
+    """One checkpoint, written once it is whole: one line of `checkpoints.jsonl`."""
+
+    update: int
+    """How many updates it has had."""
+    name: str
+    path: str
+    """Where it is, as the service that keeps it calls it: `bt://...`, `tinker://...`."""
+    folder: str | None = None
+    """Where it lies in the run folder; None of one that a service keeps elsewhere."""
+    at: float
+    score: float | None = None
+    """What the best is chosen by, where it was evaluated."""
+    score_name: str | None = None
+    """The metric that the score is."""
+    next_serial: int = 0
+    """Of the group to start next."""
+    unfinished: tuple[int, ...] = ()
+    """Groups that were started, and neither trained nor rejected."""
+    counts: Mapping[str, int] = field(default_factory=dict[str, int])
+    """`StepRow.totals` as they then were."""
