@@ -1,9 +1,10 @@
-"""How long a local sandbox takes to start, to run a command and to stop, and how many can be held.
+"""How long a sandbox takes to start, to run a command and to stop, and how many can be held.
 
-    python benchmarks/sandboxes.py [--rounds 50] [--at-once 500]
+    python benchmarks/sandboxes.py [--rounds 50] [--at-once 500] [--image IMAGE]
 
 First one after the other, then all at once: each is started and runs a command while all the
-others are there. Memory is what the machine has less of while they are held.
+others are there. Memory is what the machine has less of while they are held. With an image they
+are containers, else of bubblewrap.
 """
 
 import argparse
@@ -17,8 +18,9 @@ from typing import TypeVar
 
 import anyio
 
-from loops_cookbook.sandboxes.base import Entry, Sandbox, SandboxSpec
-from loops_cookbook.sandboxes.bubblewrap import KIND, Bubblewrap
+from loops_cookbook.sandboxes.base import Backend, Entry, Sandbox, SandboxSpec
+from loops_cookbook.sandboxes.bubblewrap import Bubblewrap
+from loops_cookbook.sandboxes.docker import Docker
 
 T = TypeVar("T")
 
@@ -31,19 +33,19 @@ async def timed(times: list[float], awaited: Awaitable[T]) -> T:
     return result
 
 
-async def open_one(backend: Bubblewrap, number: int) -> Sandbox:
+async def open_one(backend: Backend, spec: SandboxSpec, number: int) -> Sandbox:
     """Make a sandbox."""
-    return await backend.create(Entry(f"loops-bench-{number}", "bench", KIND), SandboxSpec())
+    name = f"loops-bench-{number}"
+    return await backend.create(Entry(name, "bench", backend.kind, backend.place(name)), spec)
 
 
-async def one_by_one(rounds: int) -> dict[str, list[float]]:
+async def one_by_one(backend: Backend, spec: SandboxSpec, rounds: int) -> dict[str, list[float]]:
     """Milliseconds of each operation, nothing else going on."""
-    backend = Bubblewrap()
     times: dict[str, list[float]] = {
         name: [] for name in ("start", "command", "write 1 KiB", "read 1 KiB", "stop", "release")
     }
     for number in range(rounds):
-        sandbox = await timed(times["start"], open_one(backend, number))
+        sandbox = await timed(times["start"], open_one(backend, spec, number))
         await timed(times["command"], sandbox.exec(["true"]))
         await timed(times["write 1 KiB"], sandbox.write_file("x", bytes(1024)))
         await timed(times["read 1 KiB"], sandbox.read_file("x"))
@@ -52,15 +54,14 @@ async def one_by_one(rounds: int) -> dict[str, list[float]]:
     return times
 
 
-async def at_once(number: int) -> dict[str, float]:
+async def at_once(backend: Backend, spec: SandboxSpec, number: int) -> dict[str, float]:
     """Seconds of each step with this many sandboxes at once, and what they take."""
-    backend = Bubblewrap()
     opened: list[Sandbox] = []
     results: dict[str, float] = {}
     free = available_mb()
 
     async def start(index: int) -> None:
-        opened.append(await open_one(backend, index))
+        opened.append(await open_one(backend, spec, index))
 
     async def command(sandbox: Sandbox) -> None:
         result = await sandbox.exec("echo $((6 * 7))", timeout=300)
@@ -102,13 +103,16 @@ async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--at-once", type=int, default=500)
+    parser.add_argument("--image", default="")
     arguments = parser.parse_args()
-    await Bubblewrap().probe()
-    for name, times in (await one_by_one(arguments.rounds)).items():
+    backend = Docker() if arguments.image else Bubblewrap()
+    spec = SandboxSpec(image=arguments.image)
+    await backend.probe(spec)
+    for name, times in (await one_by_one(backend, spec, arguments.rounds)).items():
         tenths = statistics.quantiles(times, n=20)
         print(f"{name}: median {statistics.median(times):.1f} ms, 95 % under {tenths[-1]:.1f} ms")
     print(f"{arguments.at_once} at once:")
-    for name, value in (await at_once(arguments.at_once)).items():
+    for name, value in (await at_once(backend, spec, arguments.at_once)).items():
         print(f"  {name}: {value:.2f}")
     used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(f"  this process at most, MB: {used:.0f}", file=sys.stdout)

@@ -1,5 +1,6 @@
 """Cleaning up after runs: what they left is released, what lives is left alone."""
 
+import json
 import os
 import signal
 import subprocess
@@ -15,7 +16,9 @@ import pytest
 
 from loops_cookbook.errors import RunFolderError, UsageError
 from loops_cookbook.recipes.cleanup import clean, run_folders
-from loops_cookbook.rundir.layout import RunFolder, locked, new_run_folder
+from loops_cookbook.records import RunRow
+from loops_cookbook.rundir.layout import RunFolder, new_run_folder
+from loops_cookbook.sandboxes import blaxel_sdk
 from loops_cookbook.sandboxes import ledger as ledgers
 from loops_cookbook.sandboxes.base import Entry
 from loops_cookbook.sandboxes.ledger import Ledger, open_entries
@@ -170,7 +173,7 @@ def with_ledger(tmp_path: Path, output_dir: str) -> Path:
     return folder.root
 
 
-def test_without_a_target_every_run_with_a_ledger_is_meant(tmp_path: Path) -> None:
+def test_without_a_target_every_run_is_meant(tmp_path: Path) -> None:
     first, second = with_ledger(tmp_path, "runs/a"), with_ledger(tmp_path, "runs/b/c")
     with_ledger(tmp_path, "elsewhere")
     new_run_folder("runs/a", tmp_path)
@@ -191,6 +194,60 @@ def test_a_target_is_a_run_or_a_config(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_run_without_sandboxes_has_nothing_to_release(tmp_path: Path) -> None:
     folder = new_run_folder("runs", tmp_path)
     folder.run.touch()
-    assert run_folders([str(folder.root)], tmp_path) == []
-    with locked(folder):
-        pass
+    assert run_folders([str(folder.root)], tmp_path) == [folder.root]
+    assert anyio.run(clean, folder.root).lines == []
+    assert not folder.sandboxes.exists()
+
+
+def test_an_engine_that_cannot_be_asked_leaves_what_the_ledger_holds(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    with Ledger(folder.sandboxes) as ledger:
+        ledger.opens(Entry("loops-x-1", folder.root.name, "docker", "docker at unix:///x.sock"))
+    cleaned = anyio.run(clean, folder.root)
+    (left,) = cleaned.left
+    assert left.startswith("loops-x-1: sandbox.backend: there is no container engine here")
+    with Ledger(folder.sandboxes) as ledger:
+        ledger.released(open_entries(folder.sandboxes)[0].entry)
+    cleaned = anyio.run(clean, folder.root)
+    assert cleaned.left == []
+    assert "no container engine here" in cleaned.unasked[0]
+
+
+def test_a_hosted_run_is_named_with_how_it_ends(folder: RunFolder) -> None:
+    service = {"run_id": "run_7", "mode": "dedicated", "deployment_id": "dep_9"}
+    row = RunRow(
+        run=folder.root.name,
+        started_at=0.0,
+        recipe="rl",
+        scope="dedicated",
+        model="m",
+        updates=1,
+        attempts_per_update=2,
+        tasks={},
+        service=service,
+        versions={},
+        config_path="train.toml",
+        config={},
+    )
+    folder.run.write_text(json.dumps(row.to_json()))
+    (line,) = anyio.run(clean, folder.root).lines
+    assert "hosted run run_7 (dedicated, deployment dep_9): nothing to release" in line
+    assert "when they have been idle" in line
+    folder.run.write_text(json.dumps(replace(row, service={"device": "cpu"}).to_json()))
+    assert anyio.run(clean, folder.root).lines == []
+
+
+def test_a_service_that_cannot_be_asked_leaves_what_the_ledger_holds(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a workspace the SDK once ended the command with a traceback."""
+    monkeypatch.delenv("BL_WORKSPACE", raising=False)
+    monkeypatch.setattr(blaxel_sdk, "find_spec", lambda name: None)
+    with Ledger(folder.sandboxes) as ledger:
+        ledger.opens(Entry("loops-x-1", folder.root.name, "blaxel", "mine"))
+    cleaned = anyio.run(clean, folder.root)
+    (left,) = cleaned.left
+    assert 'uv add "loops-cookbook[blaxel]"' in left
+    assert len(open_entries(folder.sandboxes)) == 1

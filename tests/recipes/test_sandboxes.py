@@ -8,14 +8,16 @@ import pytest
 
 from loops_cookbook.config.rl import RLConfig
 from loops_cookbook.config.sandbox import SandboxTable
-from loops_cookbook.errors import SandboxUnavailable
+from loops_cookbook.errors import MissingExtra, SandboxUnavailable
 from loops_cookbook.recipes.sandboxes import (
     backend_of,
     open_sandboxes,
     require_sandboxes,
     sandbox_warnings,
+    sandboxes_line,
 )
 from loops_cookbook.rundir.layout import new_run_folder
+from loops_cookbook.sandboxes import blaxel_sdk
 from loops_cookbook.sandboxes.ledger import open_entries
 
 PLAIN = {"backend": "local", "isolation": "none", "network": True}
@@ -64,11 +66,11 @@ def test_a_machine_that_forbids_namespaces_is_refused_with_what_bubblewrap_said(
 
 
 def test_a_person_is_told_that_nothing_is_isolated(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert sandbox_warnings(SandboxTable()) == []
-    (warning,) = sandbox_warnings(SandboxTable.model_validate(PLAIN))
+    assert sandbox_warnings(SandboxTable(), {}) == []
+    (warning,) = sandbox_warnings(SandboxTable.model_validate(PLAIN), {})
     assert 'isolation is "none"' in warning
     monkeypatch.setenv("PATH", "/nowhere")
-    (warning,) = sandbox_warnings(SandboxTable(backend="local"))
+    (warning,) = sandbox_warnings(SandboxTable(backend="local"), {})
     assert "bubblewrap is not installed" in warning
 
 
@@ -86,3 +88,24 @@ def test_a_run_without_sandboxes_has_no_ledger_and_one_with_them_has(tmp_path: P
     anyio.run(use, PLAIN)
     assert folder.sandboxes.exists()
     assert open_entries(folder.sandboxes) == ()
+
+
+def test_the_report_names_what_is_not_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert sandboxes_line(SandboxTable()) is None
+    assert sandboxes_line(SandboxTable(backend="local")) is None
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(SandboxUnavailable, match="no container engine here"):
+        sandboxes_line(SandboxTable(backend="docker", image="debian"))
+    monkeypatch.setattr(blaxel_sdk, "find_spec", lambda name: None)
+    with pytest.raises(MissingExtra, match=r'uv add "loops-cookbook\[blaxel\]"'):
+        sandboxes_line(SandboxTable(backend="blaxel"))
+    monkeypatch.setattr(blaxel_sdk, "find_spec", lambda name: object())
+    line = sandboxes_line(SandboxTable(backend="blaxel"))
+    assert line == "Sandboxes: blaxel; image blaxel/base-image:latest; no network"
+
+
+def test_a_person_is_told_what_is_ignored_and_what_a_service_needs() -> None:
+    table = SandboxTable.model_validate({"backend": "blaxel", "cpu": 1.0})
+    ignored, key, _, _ = sandbox_warnings(table, {})
+    assert ignored.startswith('sandbox.cpu: backend = "blaxel" ignores it')
+    assert key.startswith("BL_API_KEY: neither the environment nor .env has it; `loops run` needs")

@@ -28,7 +28,10 @@ class MemoryBackend:
     def place(self, name: str) -> str:
         return f"memory:{name}"
 
-    async def probe(self) -> None: ...
+    def is_remote(self, entry: Entry) -> bool:
+        return False
+
+    async def probe(self, spec: SandboxSpec) -> None: ...
 
     async def create(self, entry: Entry, spec: SandboxSpec) -> Sandbox:
         if self.makes_none:

@@ -125,7 +125,7 @@ async def test_what_bubblewrap_says_is_told(opening: Open, monkeypatch: pytest.M
 async def test_another_system_is_told(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     with pytest.raises(SandboxUnavailable, match="need Linux, and this is darwin"):
-        await backend.probe()
+        await backend.probe(SandboxSpec())
 
 
 BY_ANOTHER_USER = """
@@ -137,7 +137,7 @@ from loops_cookbook.sandboxes.bubblewrap import Bubblewrap
 
 async def main():
     backend = Bubblewrap()
-    await backend.probe()
+    await backend.probe(SandboxSpec())
     made = await backend.create(Entry("loops-user-1", "user", backend.kind), SandboxSpec())
     await made.write_file("a", "1")
     await made.exec("sleep 6662 &")

@@ -6,7 +6,7 @@ import sys
 import anyio
 import pytest
 
-from loops_cookbook.sandboxes.process import Bounds, has_ended, run_process
+from loops_cookbook.sandboxes.process import Bounds, Messenger, has_ended, run_process
 
 pytestmark = pytest.mark.anyio
 BOUNDS = Bounds(seconds=30, output=1000)
@@ -70,3 +70,41 @@ async def test_an_end_is_seen_behind_a_high_number() -> None:
         os.close(1500)
         os.close(pidfd)
         await process.aclose()
+
+
+def messenger(told: list[bytes]) -> Messenger:
+    return Messenger(b"end-of-it:", told.append)
+
+
+async def test_a_messenger_is_over_when_both_outputs_have_their_ending() -> None:
+    """An engine's client stays as long as anybody has the outputs open."""
+    told: list[bytes] = []
+    script = "echo first; sleep 0.1; printf aend-of-it:7.; printf bend-of-it:7. >&2; sleep 60"
+    ended = await run_process(sh(script), BOUNDS, messenger=messenger(told))
+    assert (ended.status, ended.stdout, ended.stderr) == (7, b"first\na", b"b")
+    assert ended.told_its_end
+    assert not ended.timed_out
+    assert told == [b"first\n"]
+
+
+@pytest.mark.parametrize("pieces", [["end-of", "-it:1", "2."], ["xend-of-it:12.never"]])
+async def test_an_ending_is_read_in_pieces_and_past_the_limit(pieces: list[str]) -> None:
+    said = "; sleep 0.05; ".join(f"printf %s {piece}" for piece in pieces)
+    script = f"echo; yes | head -c 5000; {said}; printf end-of-it:12. >&2"
+    ended = await run_process(sh(script), BOUNDS, messenger=messenger([]))
+    assert (ended.status, len(ended.stdout), ended.truncated) == (12, 1000, True)
+    assert ended.told_its_end
+
+
+async def test_what_only_begins_like_an_ending_is_output() -> None:
+    ended = await run_process(sh("printf '.end-of-it:x.end-of'"), BOUNDS, messenger=messenger([]))
+    assert (ended.stdout, ended.told_its_end) == (b".end-of-it:x.end-of", False)
+
+
+async def test_a_messenger_cannot_be_cancelled_before_it_has_begun() -> None:
+    """What it had begun elsewhere could not be ended by anybody."""
+    told: list[bytes] = []
+    with anyio.move_on_after(0.05) as clock:
+        await run_process(sh("sleep 0.3; echo 42; sleep 60"), BOUNDS, messenger=messenger(told))
+    assert clock.cancelled_caught
+    assert told == [b"42\n"]

@@ -6,8 +6,9 @@ from typing import Annotated
 import anyio
 import typer
 
-from loops_cookbook.cli.options import DebugOption
-from loops_cookbook.recipes.cleanup import Cleaned, clean, run_folders
+from loops_cookbook.cli.options import DebugOption, EnvFileOption
+from loops_cookbook.config.environment import read_environment
+from loops_cookbook.recipes.cleanup import Cleaned, clean, config_directories, run_folders
 
 LEFT_OVER = 1
 
@@ -24,10 +25,13 @@ def cleanup(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be released, and release nothing.")
     ] = False,
+    env_file: EnvFileOption = None,
     debug: DebugOption = False,
 ) -> None:
     """Release the sandboxes that runs which are over left behind."""
     folders = run_folders(targets or [], Path.cwd())
+    for directory in dict.fromkeys([*config_directories(targets or []), Path.cwd()]):
+        read_environment(directory, env_file=env_file).apply()  # a service's key may be in it
 
     async def clean_all() -> list[Cleaned]:
         return [await clean(folder, dry_run=dry_run) for folder in folders]

@@ -18,7 +18,7 @@ from loops_cookbook.recipes.confirm import UNASKED, Confirmation
 from loops_cookbook.recipes.plan import Plan
 from loops_cookbook.recipes.plans import AnyPlan
 from loops_cookbook.recipes.producers import producer_warnings
-from loops_cookbook.recipes.sandboxes import sandbox_warnings
+from loops_cookbook.recipes.sandboxes import sandbox_warnings, sandboxes_line
 from loops_cookbook.recipes.scope import (
     KEY_VARIABLE,
     TINKER_KEY_VARIABLE,
@@ -74,8 +74,12 @@ def check_report(
         plan: what is reported.
         values: the environment.
         confirmation: what hosted Loops says of the model, where it trains.
+
+    Raises:
+        SandboxUnavailable, MissingExtra: what makes the config's sandboxes is not here.
     """
     config, training = plan.config, plan.config.training
+    sandboxes = sandboxes_line(config.sandbox)
     lines = [
         *head_lines(plan),
         *model_lines(plan, values, confirmation),
@@ -91,6 +95,7 @@ def check_report(
         f"Concurrency: {config.sampling_slots} sampling "
         f"(+{config.concurrency.start_ahead} started ahead); {config.grading_slots} grading",
         f"Producers: {producers_summary(plan.others)}",
+        *([sandboxes] if sandboxes else []),
         LAST_LINE,
     ]
     return CheckReport(tuple(lines), warnings_of(plan, values, confirmation), plan.detection)
@@ -182,7 +187,7 @@ def warnings_of(
         *_mode_warnings(plan),
         *_bias_warnings(plan),
         *_set_warnings(plan),
-        *sandbox_warnings(plan.config.sandbox),
+        *sandbox_warnings(plan.config.sandbox, values),
         *plan.environment.warnings(),
     )
 
@@ -196,7 +201,7 @@ def evaluation_warnings(
         *producer_warnings(plan.config.producers, values),
         *plan.detection.warnings,
         *_set_warnings(plan),
-        *sandbox_warnings(plan.config.sandbox),
+        *sandbox_warnings(plan.config.sandbox, values),
         *plan.environment.warnings(),
     )
 

@@ -1,6 +1,8 @@
 """Releases what a run that is over did not: what its ledger holds, and what bears its label.
 
-A run whose folder is locked is alive, and is left alone. Done again, it finds nothing to do.
+A run whose folder is locked is alive, and is left alone. Done again, it finds nothing to do. Labels
+are looked for where the run had sandboxes, by its ledger, and on this machine. What hosted Loops
+has of a run ends by itself; how is told.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,15 +12,32 @@ from pathlib import Path
 import anyio
 
 from loops_cookbook.config.load import load_config
-from loops_cookbook.errors import RunFolderError, SandboxError, UsageError
+from loops_cookbook.errors import (
+    MissingExtra,
+    RunFolderError,
+    SandboxError,
+    SandboxUnavailable,
+    UsageError,
+)
 from loops_cookbook.problems import shown
 from loops_cookbook.recipes.sandboxes import KINDS
 from loops_cookbook.rundir.layout import RunFolder, locked
-from loops_cookbook.sandboxes.base import Entry
-from loops_cookbook.sandboxes.ledger import Ledger, OpenEntry, Owner, open_entries
+from loops_cookbook.rundir.read import open_run
+from loops_cookbook.sandboxes import bubblewrap, plain
+from loops_cookbook.sandboxes.base import Backend, Entry
+from loops_cookbook.sandboxes.ledger import (
+    Ledger,
+    OpenEntry,
+    Owner,
+    kinds_in,
+    open_entries,
+)
 
 RELEASE_SECONDS = 60.0
-"""How long the release of one sandbox may take."""
+"""How long the release of one sandbox, or the search for more, may take."""
+HERE = frozenset({bubblewrap.KIND, plain.KIND})
+"""Backends that are asked for a run's label whatever its ledger says: it costs nothing."""
+NOBODY_TO_ASK = (SandboxError, SandboxUnavailable, MissingExtra)
 
 
 @dataclass(slots=True)
@@ -34,6 +53,10 @@ class Cleaned:
     """In the ledger, and not there any more."""
     left: list[str] = field(default_factory=list[str])
     """Sentences on what could not be released."""
+    unasked: list[str] = field(default_factory=list[str])
+    """Sentences on who could not be asked for more, where the ledger holds nothing of theirs."""
+    hosted: str = ""
+    """What hosted Loops has of it."""
     alive: str = ""
     """Why the run was left alone."""
 
@@ -51,11 +74,13 @@ class Cleaned:
             if names
         ]
         told += [f"not released: {sentence}" for sentence in self.left]
+        told += [f"not looked for more: {sentence}" for sentence in self.unasked]
+        told += [self.hosted] if self.hosted else []
         return [f"{shown(self.folder)}: {line}" for line in told]
 
 
 def run_folders(targets: Sequence[str], cwd: Path) -> list[Path]:
-    """The runs with a ledger that a person means: run folders, and those of configs.
+    """The runs that a person means: run folders, and those of configs.
 
     Args:
         targets: run folders and configs; nothing: every run under `runs`.
@@ -66,8 +91,13 @@ def run_folders(targets: Sequence[str], cwd: Path) -> list[Path]:
     """
     folders = [folder for target in targets for folder in _folders_of(target, cwd)]
     if not targets:
-        folders = [*_with_ledger((cwd / "runs").rglob("sandboxes.jsonl"))]
+        folders = [*_runs_below(cwd / "runs", "**")]
     return list(dict.fromkeys(folders))
+
+
+def config_directories(targets: Sequence[str]) -> list[Path]:
+    """The folders of the configs among some targets."""
+    return [load_config(target, []).directory for target in targets if not Path(target).is_dir()]
 
 
 async def clean(root: Path, *, dry_run: bool = False) -> Cleaned:
@@ -79,7 +109,9 @@ async def clean(root: Path, *, dry_run: bool = False) -> Cleaned:
     folder, cleaned = RunFolder(root), Cleaned(root)
     try:
         with locked(folder):
-            await _Cleaning(folder, cleaned).carry_out(dry_run=dry_run)
+            if folder.sandboxes.exists():
+                await _Cleaning(folder, cleaned).carry_out(dry_run=dry_run)
+            cleaned.hosted = _hosted(folder)
     except RunFolderError as error:
         if not _is_held(folder):
             raise
@@ -111,13 +143,15 @@ class _Cleaning:
 
     async def _labelled(self, known: set[str]) -> list[Entry]:
         """What bears the run's label and is in no open row."""
-        run = self._folder.root.name
-        return [
-            Entry(name, run, kind, backend.place(name))
-            for kind, backend in self._backends.items()
-            for name in await backend.find(run)
-            if name not in known
-        ]
+        kinds = HERE | kinds_in(self._folder.sandboxes)
+        entries: list[Entry] = []
+        for kind in sorted(kinds & self._backends.keys()):
+            try:
+                with anyio.fail_after(RELEASE_SECONDS):
+                    entries += await _found(self._backends[kind], self._folder.root.name)
+            except (*NOBODY_TO_ASK, TimeoutError) as error:
+                self._cleaned.unasked.append(str(error) or f"{kind} does not answer")
+        return [entry for entry in entries if entry.name not in known]
 
     async def _has_gone(self, entry: Entry, elsewhere: str) -> bool:
         """Release a sandbox; whether it is confirmed to be gone."""
@@ -130,6 +164,9 @@ class _Cleaning:
         try:
             with anyio.fail_after(RELEASE_SECONDS, shield=True):
                 was_there = await backend.remove(entry)
+        except (SandboxUnavailable, MissingExtra) as error:
+            self._cleaned.left.append(f"{entry.name}: {error}")
+            return False
         except SandboxError as error:
             self._cleaned.left.append(str(error))
             return False
@@ -142,9 +179,31 @@ class _Cleaning:
     def _elsewhere(self, opened: OpenEntry) -> str:
         """Why a sandbox of another machine cannot be released from this one."""
         here = Owner.this_process()
-        if opened.owner.host == here.host:
+        backend = self._backends.get(opened.entry.backend)
+        if opened.owner.host == here.host or (backend and backend.is_remote(opened.entry)):
             return ""
         return f"it is on {opened.owner.host}, and this is {here.host}: run `loops cleanup` there"
+
+
+async def _found(backend: Backend, run: str) -> list[Entry]:
+    names = await backend.find(run)
+    return [Entry(name, run, backend.kind, backend.place(name)) for name in names]
+
+
+def _hosted(folder: RunFolder) -> str:
+    """What hosted Loops has of a run, and how that ends."""
+    try:
+        service = open_run(folder.root).run.service
+    except RunFolderError:  # it was killed before it had one
+        return ""
+    if "run_id" not in service or "mode" not in service:
+        return ""
+    deployment = f", deployment {service['deployment_id']}" if "deployment_id" in service else ""
+    return (
+        f"hosted run {service['run_id']} ({service['mode']}{deployment}): nothing to release; the "
+        "service takes its trainer and sampler back when they have been idle, and nothing asks "
+        "after them any more"
+    )
 
 
 def _folders_of(target: str, cwd: Path) -> Iterator[Path]:
@@ -155,14 +214,17 @@ def _folders_of(target: str, cwd: Path) -> Iterator[Path]:
                 f"{target} is not a run's folder (it has no run.json): name the folder of a run, "
                 "or a config"
             )
-        yield from _with_ledger([named / "sandboxes.jsonl"])
+        yield named
         return
     loaded = load_config(target, [])
-    yield from _with_ledger((cwd / loaded.output_dir).glob("*/sandboxes.jsonl"))
+    yield from _runs_below(cwd / loaded.output_dir, "*")
 
 
-def _with_ledger(ledgers: Iterator[Path] | Sequence[Path]) -> Iterator[Path]:
-    return (ledger.parent for ledger in sorted(ledgers) if ledger.is_file())
+def _runs_below(folder: Path, depth: str) -> list[Path]:
+    """The folders that have a ledger, or say what run they are of."""
+    marks = ("sandboxes.jsonl", "run.json")
+    files = [path for mark in marks for path in folder.glob(f"{depth}/{mark}") if path.is_file()]
+    return sorted({path.parent for path in files})
 
 
 def _is_held(folder: RunFolder) -> bool:

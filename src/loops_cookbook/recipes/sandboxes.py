@@ -8,14 +8,17 @@ import anyio
 from loops_cookbook.config.rl import RLConfig
 from loops_cookbook.config.sandbox import SandboxTable
 from loops_cookbook.rundir.layout import RunFolder
-from loops_cookbook.sandboxes import bubblewrap, plain
+from loops_cookbook.sandboxes import blaxel, blaxel_sdk, bubblewrap, docker, plain
 from loops_cookbook.sandboxes.base import Backend
+from loops_cookbook.sandboxes.engine import engine_here
 from loops_cookbook.sandboxes.ledger import Ledger
-from loops_cookbook.sandboxes.source import SandboxSource
+from loops_cookbook.sandboxes.source import SandboxSource, spec_of
 
 KINDS: Mapping[str, type[Backend]] = {
     bubblewrap.KIND: bubblewrap.Bubblewrap,
     plain.KIND: plain.Plain,
+    docker.KIND: docker.Docker,
+    blaxel.KIND: blaxel.Blaxel,
 }
 """Every backend by its name in the ledger."""
 
@@ -24,7 +27,9 @@ def backend_of(table: SandboxTable) -> Backend | None:
     """The backend that a config asks for; None for none."""
     if table.backend == "none":
         return None
-    return KINDS[plain.KIND if table.isolation == "none" else bubblewrap.KIND]()
+    if table.backend == "local":
+        return KINDS[plain.KIND if table.isolation == "none" else bubblewrap.KIND]()
+    return KINDS[table.backend]()
 
 
 def require_sandboxes(config: RLConfig) -> None:
@@ -32,9 +37,10 @@ def require_sandboxes(config: RLConfig) -> None:
 
     Raises:
         SandboxUnavailable: why not, and the ways out.
+        MissingExtra: the service's SDK is not installed.
     """
     if backend := backend_of(config.sandbox):
-        anyio.run(backend.probe)
+        anyio.run(backend.probe, spec_of(config.sandbox))
 
 
 @asynccontextmanager
@@ -70,14 +76,36 @@ async def sandboxes_of(
         yield source
 
 
-def sandbox_warnings(table: SandboxTable) -> list[str]:
+def sandboxes_line(table: SandboxTable) -> str | None:
+    """What makes the sandboxes, for the report; None where it is this machine, or there are none.
+
+    Raises:
+        SandboxUnavailable: no container engine answers.
+        MissingExtra: the service's SDK is not installed.
+    """
+    network = "network" if table.network else "no network"
+    if table.backend == "docker":
+        engine = engine_here()
+        return f"Sandboxes: {engine.program} {engine.version}; image {table.image}; {network}"
+    if table.backend == "blaxel":
+        blaxel_sdk.require_sdk()
+        image = table.image or blaxel_sdk.IMAGE
+        return f"Sandboxes: blaxel; image {image}; {network}"
+    return None
+
+
+def sandbox_warnings(table: SandboxTable, values: Mapping[str, str]) -> list[str]:
     """What a person should know before sandboxes are used."""
-    if table.backend == "none":
-        return []
+    ignored = [f"sandbox.{told}" for told in table.ignored(table.model_fields_set)]
+    if table.backend == "blaxel":
+        return [*ignored, *blaxel_sdk.missing_credentials(values)]
+    if table.backend != "local":
+        return ignored
     if table.isolation == "none":
         return [
+            *ignored,
             'sandbox.isolation is "none": commands are plain processes, which can reach all '
-            'that their user can; use "bubblewrap" for agents that you do not trust with that'
+            'that their user can; use "bubblewrap" for agents that you do not trust with that',
         ]
     why = bubblewrap.cannot_be_had()
-    return [why] if why else []
+    return [*ignored, *([why] if why else [])]

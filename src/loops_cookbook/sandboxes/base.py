@@ -32,6 +32,12 @@ class SandboxSpec:
     network: bool = False
     timeout_seconds: float = 60.0
     """How long a command or a file operation may take that says nothing else."""
+    image: str = ""
+    """What it is made from; the backend's own where empty."""
+    cpu: float = 0.0
+    """Cores; 0: all there are."""
+    lifetime_seconds: float = 86_400.0
+    """After which a service ends it by itself, whatever became of us."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,8 +180,12 @@ class Backend(Protocol):
         """Where a sandbox of this name will be, where the name does not tell."""
         ...
 
-    async def probe(self) -> None:
-        """Make sure that sandboxes can be had here.
+    def is_remote(self, entry: Entry) -> bool:
+        """Whether any machine can end it, and not only the one that made it."""
+        ...
+
+    async def probe(self, spec: SandboxSpec) -> None:
+        """Make sure that such sandboxes can be had here.
 
         Raises:
             SandboxUnavailable: why not, and the ways out.
@@ -200,9 +210,14 @@ class Backend(Protocol):
 
         Raises:
             SandboxError: it is not confirmed to be gone.
+            SandboxUnavailable: nobody can be asked.
         """
         ...
 
     async def find(self, run: str) -> Sequence[str]:
-        """The names of what is there with a run's label."""
+        """The names of what is there with a run's label.
+
+        Raises:
+            SandboxError, SandboxUnavailable: nobody can be asked.
+        """
         ...

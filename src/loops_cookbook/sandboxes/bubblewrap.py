@@ -95,7 +95,11 @@ class Bubblewrap:
         """Nowhere but in memory."""
         return ""
 
-    async def probe(self) -> None:
+    def is_remote(self, entry: Entry) -> bool:
+        """Never."""
+        return False
+
+    async def probe(self, spec: SandboxSpec) -> None:
         """Make one sandbox and run a command in it.
 
         Raises:
@@ -105,7 +109,7 @@ class Bubblewrap:
             raise SandboxUnavailable(why)
         raise_file_limit()
         try:
-            sandbox = await self.create(Entry("loops-probe", "probe", KIND), SandboxSpec())
+            sandbox = await self.create(Entry("loops-probe", "probe", KIND), spec)
             try:
                 await sandbox.exec("true")
             finally:

@@ -106,6 +106,12 @@ def open_entries(path: Path) -> tuple[OpenEntry, ...]:
     return tuple(left.values())
 
 
+def kinds_in(path: Path) -> frozenset[str]:
+    """The backends that a run had sandboxes of, whatever became of them."""
+    kinds = (row.get("backend") for _, row in read_rows(path))
+    return frozenset(kind for kind in kinds if isinstance(kind, str))
+
+
 def boot_id() -> str:
     """What is different after each start of this machine; empty where it does not say."""
     try:

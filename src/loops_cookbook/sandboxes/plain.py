@@ -50,7 +50,11 @@ class Plain:
         """The folder."""
         return str(Path(tempfile.gettempdir(), name))
 
-    async def probe(self) -> None:
+    def is_remote(self, entry: Entry) -> bool:
+        """Never."""
+        return False
+
+    async def probe(self, spec: SandboxSpec) -> None:
         """It needs nothing but Linux.
 
         Raises:

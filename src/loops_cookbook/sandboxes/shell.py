@@ -25,7 +25,9 @@ from loops_cookbook.sandboxes.base import (
 )
 from loops_cookbook.sandboxes.process import Bounds, Ended
 
-_ENTERED = b"."
+ENTERED = b"."
+"""What a program writes first, once it is inside."""
+
 _ENTER = 'printf .; cd -- "$1" || exit 125; shift; exec env -i -- "$@"'
 _NOT_REGULAR = 64
 _READ = (
@@ -116,7 +118,7 @@ class ShellSandbox:
         if not program:
             raise ValueError("command is empty; name a program")
         seconds = self._spec.timeout_seconds if timeout is None else timeout
-        bounds = Bounds(seconds, OUTPUT_LIMIT + len(_ENTERED))
+        bounds = Bounds(seconds, OUTPUT_LIMIT + len(ENTERED))
         argv = _entering(
             program, self._path(cwd or "."), {**self._enclosure.environment, **(env or {})}
         )
@@ -182,14 +184,14 @@ class ShellSandbox:
             ended = await self._enclosure.run(argv, bounds, user=user)
         except OSError as error:  # of this machine, such as too many open files: not of a file
             raise SandboxError(f"sandbox {self._name} cannot be entered: {error}") from error
-        if not ended.stdout.startswith(_ENTERED):
+        if not ended.stdout.startswith(ENTERED):
             why = one_line(ended.stderr.decode(errors="replace")) or f"status {ended.status}"
             if ended.timed_out:
                 why = f"not within {bounds.first_byte_seconds:g} s; this machine is overloaded"
             raise SandboxError(f"sandbox {self._name} cannot be entered: {why}")
         return Ended(
             status=ended.status,
-            stdout=ended.stdout[len(_ENTERED) :],
+            stdout=ended.stdout[len(ENTERED) :],
             stderr=ended.stderr,
             timed_out=ended.timed_out,
             truncated=ended.truncated,

@@ -56,6 +56,7 @@ class SandboxSource:
         self._release_seconds = release_seconds
         self._number = ledger.written if ledger is not None else 0
         self._open: dict[str, HeldSandbox] = {}
+        self._told: set[str] = set()
 
     async def __aenter__(self) -> Self:
         return self
@@ -103,13 +104,11 @@ class SandboxSource:
         except ValidationError as error:
             told = "; ".join(map(str, problems_in(error, SandboxTable)))
             raise EpisodeError(f"sandbox(): {told}") from error
-        return SandboxSpec(
-            memory_mb=table.memory_mb,
-            disk_mb=table.disk_mb,
-            processes=table.processes,
-            network=table.network,
-            timeout_seconds=table.timeout_seconds,
-        )
+        for told in table.ignored(overrides.keys()):
+            if told not in self._told:  # of a thousand attempts, the first one tells
+                self._told.add(told)
+                logger.warning("sandbox(): %s", told)
+        return spec_of(table)
 
     async def _release(self, entry: Entry, sandbox: Sandbox) -> None:
         with anyio.move_on_after(self._release_seconds, shield=True) as clock:
@@ -134,6 +133,20 @@ class SandboxSource:
     def _note_gone(self, entry: Entry) -> None:
         if self._ledger is not None:
             self._ledger.released(entry)
+
+
+def spec_of(table: SandboxTable) -> SandboxSpec:
+    """What a sandbox of a table is given."""
+    return SandboxSpec(
+        memory_mb=table.memory_mb,
+        disk_mb=table.disk_mb,
+        processes=table.processes,
+        network=table.network,
+        timeout_seconds=table.timeout_seconds,
+        image=table.image or "",
+        cpu=table.cpu or 0.0,
+        lifetime_seconds=table.lifetime_seconds,
+    )
 
 
 class HeldSandbox:
