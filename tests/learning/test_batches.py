@@ -136,6 +136,22 @@ def test_a_run_may_begin_at_a_later_serial() -> None:
     assert serials(batch) == [7]
 
 
+def test_groups_that_were_settled_before_are_not_waited_for() -> None:
+    """A run that goes on starts the groups again that were cut, and not those between them."""
+    batcher = Batcher(2, first_serial=3, settled={4, 5})
+    fed(batcher, good(7), good(6))
+    (batch,) = add(batcher, good(3)).batches
+    assert serials(batch) == [3, 6]
+    assert left(batcher) == [7]
+
+
+def test_unusable_groups_are_in_a_row_across_those_that_were_settled_before() -> None:
+    batcher = Batcher(2, max_consecutive_unusable=2, first_serial=3, settled={4, 5})
+    fed(batcher, flat(6))
+    with pytest.raises(NoLearningSignal, match="2 groups in a row"):
+        add(batcher, flat(3))
+
+
 @pytest.mark.parametrize("again", [0, 2])
 def test_a_group_that_comes_twice_is_refused(again: int) -> None:
     batcher = Batcher(5)

@@ -15,6 +15,7 @@ from loops_cookbook.attempts import Attempt, Fate, Group, Rejection
 from loops_cookbook.errors import Discard, EngineDied, ServiceUnavailable
 from loops_cookbook.learning.advantages import judge
 from loops_cookbook.rollouts.limits import Limits
+from loops_cookbook.rollouts.order import draw
 from loops_cookbook.rollouts.scheduler import Scheduler, ScheduleRules, run_set
 from loops_cookbook.rollouts.staleness import Gate
 from loops_cookbook.runtimes.base import Slot
@@ -26,6 +27,21 @@ virtual = pytest.mark.anyio
 
 def scheduler(w: World, gate: Gate, **rules: Any) -> Scheduler:
     return Scheduler(w.context, TASKS, ScheduleRules(**{"group_size": 2, **rules}, gate=gate))
+
+
+@virtual
+async def test_groups_that_were_cut_start_again_before_any_other() -> None:
+    told: list[int] = []
+    async with world() as w:
+        rules = ScheduleRules(2, Gate(9), epochs=2, first_serial=8, again=(3, 6))
+        it = Scheduler(w.context, TASKS, rules, on_start=lambda start: told.append(start.serial))
+        async with it.running() as groups:
+            taken = {group.serial: group async for group in groups}
+    assert told == [3, 6, 8, 9]
+    drawn = {each.serial: each for each in draw(len(TASKS), 0, epochs=2)}
+    assert {s: group.task_index for s, group in taken.items()} == {
+        serial: drawn[serial].index for serial in told
+    }
 
 
 class Slow(Play):
