@@ -30,6 +30,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -94,6 +95,7 @@ class Tally:
 
 
 def make_project(folder: Path, *, engine: bool, mode: str) -> None:
+    """A config of the counting example, small and with everything that a kill may hit."""
     folder.mkdir(parents=True)
     for name in ("episode.py", "tasks.jsonl"):
         shutil.copy(COUNTING / name, folder)
@@ -139,6 +141,7 @@ class Life:
         self.serves.set()
 
     def wait(self, seconds: float | None) -> int | None:
+        """The exit status; None while it still runs after so many seconds."""
         try:
             status = self._process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -147,6 +150,7 @@ class Life:
         return status
 
     def kill(self, what: str) -> None:
+        """Kill the command, the engine, or both at once."""
         child = self._child() if what != "command" else None
         if child is not None:
             os.kill(child, signal.SIGKILL)
@@ -203,13 +207,15 @@ def killed_run(
     return sorted(project.glob("runs/*"))[-1]
 
 
-def rows(path: Path) -> list[dict[str, object]]:
+def rows(path: Path) -> list[dict[str, Any]]:
+    """Every row of a file that must be whole."""
     text = path.read_text()
     assert not text or text.endswith("\n"), f"{path} is torn"
     return [json.loads(line) for line in text.splitlines()]
 
 
 def metrics(row: Mapping[str, object]) -> dict[str, object]:
+    """What of an update's row must be as in a run that was never killed."""
     # kl is 0 but for rounding, which is not the same number twice; a failure that was seen stays
     # in the rows, and the death of an engine is one.
     apart = ("time/", "kl/", "attempts/failed/EngineDied")
@@ -217,7 +223,8 @@ def metrics(row: Mapping[str, object]) -> dict[str, object]:
 
 
 def differing(one: Mapping[str, object], other: Mapping[str, object]) -> list[str]:
-    found = [key for key in one.keys() ^ other.keys()]
+    """The keys that two rows do not agree in."""
+    found = list(one.keys() ^ other.keys())
     for key in one.keys() & other.keys():
         a, b = one[key], other[key]
         same = a == b
@@ -235,6 +242,7 @@ def trained(folder: Path) -> dict[int, tuple[int, str]]:
 
 
 def weights(folder: Path) -> list[np.ndarray]:
+    """The weights and the optimizer of the last checkpoint."""
     last = rows(folder / "checkpoints.jsonl")[-1]
     assert last["update"] == UPDATES, last
     if last["folder"] is None:
@@ -292,6 +300,7 @@ def faults_of(folder: Path, reference: Path | None) -> list[str]:
 
 
 def main() -> None:
+    """Kill, resume, look."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--engine", action="store_true", help="the embedded engine, not numpy")

@@ -6,14 +6,13 @@ agree applied the same batches in the same order. Checkpoints are files, whole o
 is sampled follows from the weights and the seed alone.
 """
 
-import asyncio
 import hashlib
 import json
 import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
 
+import anyio
 import numpy as np
 from tokenizers import Tokenizer
 
@@ -46,39 +45,45 @@ class Policy:
 
     @property
     def trainer(self) -> "Policy":
+        """Itself."""
         return self
 
     @property
     def sampler(self) -> "Policy":
+        """Itself."""
         return self
 
     async def train(
         self, batch: Sequence[Datum], loss: LossSpec, adam: AdamParams, *, key: str
     ) -> StepResult:
-        await asyncio.sleep(0.01)
+        """Move the weights by all that is in the batch."""
+        await anyio.sleep(0.01)
         gradient = sum(_moves(datum) for datum in batch) * self._weights
         self._moments = 0.9 * self._moments + gradient
         self._weights = self._weights - adam.learning_rate * np.tanh(self._moments)
         self._step += 1
-        await asyncio.sleep(0.01)
+        await anyio.sleep(0.01)
         logprobs = tuple(d.logprobs for d in batch if d.logprobs is not None)
         return StepResult(float(self._weights.sum()), logprobs, {"grad_norm": 1.0})
 
     async def publish(self, *, key: str) -> int:
+        """Serve the weights; their version is the step."""
         self._served, self._version = self._weights.copy(), self._step
         return self._version
 
     async def save(self, name: str) -> str:
+        """Keep weights, optimizer and step in a file."""
         self._folder.mkdir(exist_ok=True)
         path = self._folder / f"{name}.json"
         state = [self._weights.tolist(), self._moments.tolist(), self._step]
         path.with_suffix(".tmp").write_text(json.dumps(state))
-        await asyncio.sleep(0.01)
+        await anyio.sleep(0.01)
         os.replace(path.with_suffix(".tmp"), path)
         return str(path)
 
     async def load(self, path: str, *, with_optimizer: bool) -> int:
-        weights, moments, step = json.loads(Path(path).read_text())
+        """Go on from a file."""
+        weights, moments, step = json.loads(await anyio.Path(path).read_text())
         self._weights = np.array(weights)
         self._moments = np.array(moments) if with_optimizer else np.zeros(SIZE)
         self._step = step if with_optimizer else 0
@@ -94,7 +99,8 @@ class Policy:
         min_policy_version: int = 0,
         affinity_key: str | None = None,
     ) -> tuple[SampledTokens, ...]:
-        await asyncio.sleep(0.02)
+        """A digit that follows from the prompt, the seed and the weights."""
+        await anyio.sleep(0.02)
         told = json.dumps([prompt_ids.tolist(), params.seed, self._served.round(9).tolist()])
         random = np.random.default_rng(list(hashlib.sha256(told.encode()).digest()))
         return tuple(self._reply(random, params) for _ in range(n))
@@ -115,4 +121,5 @@ def _moves(datum: Datum) -> np.ndarray:
 
 @asynccontextmanager
 async def open_service(context: ServiceContext) -> AsyncIterator[Policy]:
+    """What `[compute] scope` names."""
     yield Policy(context)
