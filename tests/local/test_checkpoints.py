@@ -68,6 +68,19 @@ def test_training_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(
     assert second.step == 5
 
 
+def test_a_checkpoint_can_be_read_by_whom_the_umask_lets(
+    make_engine: MakeEngine, tmp_path: Path
+) -> None:
+    """The library writes files that only their owner may read: nobody else could use a policy."""
+    engine = make_engine(lora_rank=4, checkpoints=tmp_path)
+    teach(engine, 1)
+    engine.save(PLACE)
+    any_other = tmp_path / "any_other"
+    any_other.touch()
+    modes = {path.stat().st_mode for path in PLACE.folder(tmp_path).iterdir()}
+    assert modes == {any_other.stat().st_mode}
+
+
 def test_without_the_optimizer_training_begins_at_step_0(
     make_engine: MakeEngine, tmp_path: Path
 ) -> None:

@@ -102,8 +102,15 @@ def _write(folder: Path, policy: Policy, state: State, optimizer: Tensors | None
     if optimizer is not None:
         _save(optimizer, folder / OPTIMIZER)
     (folder / STATE).write_text(json.dumps(asdict(state), indent=2) + "\n", encoding="utf-8")
+    open_as_any_other(folder, folder / STATE)
     for path in (*folder.iterdir(), folder):
         _sync(path)
+
+
+def open_as_any_other(folder: Path, other: Path) -> None:
+    """Let all files of a folder be read by whom the umask lets; safetensors' are its owner's."""
+    for path in folder.iterdir():
+        shutil.copymode(other, path)
 
 
 def _put_in_place(new: Path, folder: Path) -> None:

@@ -14,7 +14,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from loops_cookbook.errors import ModelError
-from loops_cookbook.local.checkpoints import put_trained, read_trained
+from loops_cookbook.local.checkpoints import open_as_any_other, put_trained, read_trained
 from loops_cookbook.local.errors import BadRequest
 from loops_cookbook.local.model import Policy, load_policy
 
@@ -79,6 +79,7 @@ def _write(module: PreTrainedModel, out: Path) -> None:
     except (OSError, SafetensorError) as error:
         raise ModelError(f"{out}: cannot be written ({error}): make room") from error
     (out / "generation_config.json").unlink(missing_ok=True)
+    open_as_any_other(out, out / "config.json")
 
 
 def _logprobs(module: PreTrainedModel) -> torch.Tensor:
