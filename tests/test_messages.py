@@ -21,6 +21,11 @@ def call(name: str, arguments: object, id: str = "1") -> Mapping[str, object]:
     return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
+def test_the_result_of_a_call_is_a_message_that_answers_it() -> None:
+    answer = ToolCall("c1", "look", {"at": "sea"}).result("blue")
+    assert answer == {"role": "tool", "tool_call_id": "c1", "name": "look", "content": "blue"}
+
+
 @pytest.mark.parametrize(
     ("content", "text"),
     [

@@ -42,6 +42,10 @@ class ToolCall:
             "function": {"name": self.name, "arguments": arguments},
         }
 
+    def result(self, content: str) -> dict[str, object]:
+        """What the tool gave back, as the message that answers this call."""
+        return {"role": "tool", "tool_call_id": self.id, "name": self.name, "content": content}
+
 
 @dataclass(frozen=True, slots=True)
 class MalformedToolCall:

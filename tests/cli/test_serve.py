@@ -95,6 +95,7 @@ def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
         process.communicate()
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_a_port_that_is_taken_is_one_line_and_exit_2(
     start: Callable[..., subprocess.Popen[str]],

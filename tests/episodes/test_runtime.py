@@ -194,6 +194,20 @@ async def test_what_run_returns_becomes_metadata() -> None:
     assert lease.recorded().metadata == {"turns": 1, "reason": "answered", "share": 0.5}
 
 
+async def test_metadata_is_merged_in_place_and_nothing_handed_over_is_replaced() -> None:
+    """`sample.metadata |= {...}` merged, and then failed the attempt as a frozen field's change."""
+
+    class Noting(AnswerEpisode):
+        async def run(self, sample: Sampling) -> None:
+            sample.metadata |= {"turns": 1}
+            for name in ("metadata", "models", "model", "sandboxes", "seconds_left"):
+                with pytest.raises(AttributeError, match=f"{name} of Sampling cannot be replaced"):
+                    setattr(sample, name, {})
+
+    lease = await run_only(Noting)
+    assert lease.recorded().metadata == {"turns": 1}
+
+
 @pytest.mark.parametrize(
     ("returned", "said"),
     [

@@ -147,6 +147,7 @@ def test_an_adapter_is_loaded_by_peft_onto_its_base_model(
     assert logprobs_of(found, reply) == pytest.approx(told, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_a_whole_model_is_loaded_by_plain_transformers(
     trained_run: MakeRun, tmp_path: Path
 ) -> None:
@@ -221,6 +222,7 @@ def test_experts_are_written_under_the_names_that_they_are_read_by(
     )
 
 
+@pytest.mark.slow
 def test_weights_of_another_model_are_refused_and_leave_nothing(
     trained_run: MakeRun, tmp_path: Path
 ) -> None:

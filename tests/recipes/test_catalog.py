@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from loops_cookbook.config.bundled import bundled_root
+from loops_cookbook.config.bundled import bundled_models, bundled_root
 from loops_cookbook.errors import ModelError
 from loops_cookbook.recipes.catalog import (
     CPU_BATCH_BYTES,
@@ -144,11 +144,11 @@ def test_the_catalog_has_what_is_bundled_what_was_fetched_and_what_is_named(
         (fetched / name).write_bytes((folder / name).read_bytes())
     entries = catalog([str(folder)], CPU)
     assert [(entry.kind, entry.name) for entry in entries] == [
-        ("bundled", "models/counting"),
+        *(("bundled", name) for name in bundled_models()),
         ("fetched", "smollm2-135m"),
         ("directory", str(folder)),
     ]
-    assert json.loads(json.dumps(entries[2].to_json()))["parameters"] == PARAMETERS
+    assert json.loads(json.dumps(entries[-1].to_json()))["parameters"] == PARAMETERS
 
 
 @pytest.mark.parametrize("name", ["gpt2", "./nothing"])

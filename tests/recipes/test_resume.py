@@ -263,8 +263,9 @@ RL = (
 )
 
 
+@pytest.mark.parametrize("moments", [12, pytest.param(400, marks=pytest.mark.slow)])
 async def test_a_run_killed_between_any_two_writes_goes_on_as_if_it_had_not_been(
-    runnable, tmp_path: Path
+    runnable, tmp_path: Path, moments: int
 ) -> None:
     plan = runnable(*RL)
     folder = new_run_folder("runs", tmp_path)
@@ -274,7 +275,7 @@ async def test_a_run_killed_between_any_two_writes_goes_on_as_if_it_had_not_been
     shots = [shot for shot in camera.shots if (shot / "run.json").is_file()]
     assert len(shots) > 60
 
-    for shot in shots[:: max(1, len(shots) // 40)]:
+    for shot in shots[:: max(1, len(shots) // moments)]:
         again = await carry_out(plan, RunFolder(shot), is_resumed=True)
         require_whole(again.run, again.weights, 4)
         assert again.weights == whole.weights
@@ -291,7 +292,7 @@ async def test_a_run_killed_again_and_again_loses_nothing(runnable, tmp_path: Pa
     folder, life = new_run_folder("runs", tmp_path), 0
     camera = Camera(folder, tmp_path / "0")
     await carry_out(plan, folder, camera=camera)
-    while life < 6:
+    while life < 4:
         life += 1
         shots = [shot for shot in camera.shots if (shot / "run.json").is_file()]
         shot = RunFolder(shots[len(shots) // 3])
@@ -302,8 +303,9 @@ async def test_a_run_killed_again_and_again_loses_nothing(runnable, tmp_path: Pa
         assert ended.weights == reference.weights
 
 
+@pytest.mark.parametrize("moments", [8, pytest.param(400, marks=pytest.mark.slow)])
 async def test_an_async_run_that_was_killed_skips_no_task_and_trains_none_twice(
-    runnable, tmp_path: Path
+    runnable, tmp_path: Path, moments: int
 ) -> None:
     plan = runnable(*RL, 'training.mode="async"', "training.max_staleness=1")
     folder = new_run_folder("runs", tmp_path)
@@ -311,7 +313,7 @@ async def test_an_async_run_that_was_killed_skips_no_task_and_trains_none_twice(
     await carry_out(plan, folder, camera=camera)
     shots = [shot for shot in camera.shots if (shot / "run.json").is_file()]
 
-    for shot in shots[:: max(1, len(shots) // 25)]:
+    for shot in shots[:: max(1, len(shots) // moments)]:
         again = await carry_out(plan, RunFolder(shot), is_resumed=True)
         require_whole(again.run, again.weights, 4)
         serials = sorted({row.serial for row in again.run.starts()})

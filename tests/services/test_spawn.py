@@ -231,6 +231,7 @@ def tiny_model(folder: Path) -> Path:
 class TestEngine:
     """The real engine over real HTTP."""
 
+    @pytest.mark.slow
     async def test_an_update_moves_the_served_policy_and_is_not_applied_twice(
         self, tmp_path: Path
     ) -> None:
@@ -286,6 +287,7 @@ class TestEngine:
             await sample_from_one_that_is_stopped()
         assert await ended(pid)
 
+    @pytest.mark.slow
     async def test_a_deterministic_one_gives_the_same_bits_in_any_company(
         self, tmp_path: Path
     ) -> None:

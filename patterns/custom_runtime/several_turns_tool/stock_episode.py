@@ -63,7 +63,7 @@ class StockEpisode(Episode[StockTask, StockOptions]):
             messages.append(reply.message)
             if reply.finish_reason in ("length", "context_full"):
                 return notes | {"ended": reply.finish_reason}
-            messages += [self.result(call) for call in reply.tool_calls]
+            messages += [call.result(self.count(call)) for call in reply.tool_calls]
             if reply.malformed_tool_calls:
                 problems = "; ".join(bad.problem for bad in reply.malformed_tool_calls)
                 messages.append({"role": "user", "content": f"A call was not read: {problems}."})
@@ -72,16 +72,14 @@ class StockEpisode(Episode[StockTask, StockOptions]):
                 return notes | {"ended": "answered"}
         return notes
 
-    def result(self, call: ToolCall) -> dict[str, object]:
+    def count(self, call: ToolCall) -> str:
         """What the tool says to a call; a call that makes no sense is answered, not raised."""
         item = call.arguments.get("item")
         if call.name != "count":
-            said = f"there is no tool named {call.name}"
-        elif not isinstance(item, str):
-            said = "item must be a string"
-        else:
-            said = str(self.task.value.stock.get(item.lower(), f"{item} is not in the catalogue"))
-        return {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": said}
+            return f"there is no tool named {call.name}"
+        if not isinstance(item, str):
+            return "item must be a string"
+        return str(self.task.value.stock.get(item.lower(), f"{item} is not in the catalogue"))
 
     async def grade(self, grading: Grading) -> float:
         """1 for the number alone, half of it for the number among other words."""

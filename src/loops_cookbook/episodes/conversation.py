@@ -37,7 +37,8 @@ class Reply:
     """What it says beside its calls; None if there is nothing."""
     reasoning_content: str | None
     tool_calls: tuple[ToolCall, ...]
-    """Calls of the tools that were declared, in their order."""
+    """Calls of tools, in their order. A model may name a tool that was not declared, and give it
+    any arguments."""
     malformed_tool_calls: tuple[MalformedToolCall, ...]
     """What was meant as a call and could not be read."""
     finish_reason: FinishReason

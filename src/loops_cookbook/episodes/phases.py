@@ -37,9 +37,19 @@ class Metadata(UserDict[str, Scalar]):
         return self
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Phase:
+    """What all four share. A field is set once."""
+
     _workers: Workers
+
+    def __setattr__(self, name: str, value: object) -> None:
+        # `sample.metadata |= {...}` sets the field to what it is already, and is no harm.
+        if getattr(self, name, value) is not value:
+            raise AttributeError(
+                f"{name} of {type(self).__name__} cannot be replaced: change what it holds"
+            )
+        object.__setattr__(self, name, value)
 
     async def compute(self, function: Callable[[*Ts], T], *args: *Ts) -> T:
         """Call `function(*args)` in a worker process, which is killed at the clock.
@@ -50,7 +60,7 @@ class _Phase:
         return await self._workers.run(function, *args)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Setup(_Phase):
     """For `Episode.setup`."""
 
@@ -70,7 +80,7 @@ class Setup(_Phase):
         return await self._sandboxes.open(name, overrides)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Sampling(_Phase):
     """For `Episode.run`: the models, and the time there is."""
 
@@ -93,7 +103,7 @@ class Sampling(_Phase):
         return max(0.0, self._clock()) if self.models.is_open else 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Grading(_Phase):
     """For `Episode.grade`: what is known of the attempt."""
 
@@ -137,7 +147,7 @@ class GroupAttempt:
     transcript: tuple[Call, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class GroupGrading(_Phase):
     """For `Episode.grade_group`: the attempts at one task that can be graded."""
 
