@@ -71,6 +71,8 @@ class RunRow(Row):
     """How many tasks: `train`, and each evaluation set by its name."""
     digests: Mapping[str, str] = field(default_factory=dict[str, str])
     """What each file of tasks or rows holds, as a hash by its key in the config."""
+    started_from: str | None = None
+    """The checkpoint whose weights it began with, as its service calls it; None: its model's."""
     resumed_at: tuple[float, ...] = ()
     """When it was resumed, each time."""
     resumed_from: int = 0

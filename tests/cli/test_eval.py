@@ -22,7 +22,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ("arguments", "words"),
     [
         (["patterns/custom_runtime/in_process_direct/train.toml"], "has no set to evaluate"),
-        ([COUNTING, "--checkpoint", "nowhere"], "nowhere has no run.json"),
+        ([COUNTING, "--checkpoint", "nowhere"], "there is no folder"),
         ([COUNTING, "--checkpoint", "bt://loops:r/weights/u"], "use that service's scope"),
         ([COUNTING, "--checkpoint", "base", "--checkpoint", "base"], "base: is given twice"),
         ([COUNTING, "--set", "model.lora_rnk=3"], "lora_rank"),
@@ -42,4 +42,4 @@ def test_a_refusal_is_json_where_the_answer_would_be() -> None:
     result = CliRunner().invoke(app, ["eval", COUNTING, "--checkpoint", "nowhere", "--json"])
     told = json.loads(result.stdout)
     assert told["exit_status"] == result.exit_code == 2
-    assert "has no run.json" in told["errors"][0]
+    assert "there is no folder" in told["errors"][0]

@@ -16,7 +16,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("reference", "words"),
     [
-        ("nowhere", "has no run.json"),
+        ("nowhere", "there is no folder"),
         ("bt://loops:r/weights/u2", "the service that trained it keeps it"),
     ],
 )

@@ -57,6 +57,14 @@ def test_who_comes_first_changes_the_sign_alone(values: list[float]) -> None:
     assert (one.better, one.worse, one.equal) == (other.worse, other.better, other.equal)
 
 
+def test_differences_that_come_to_nothing_but_for_rounding_are_chance() -> None:
+    """They sum to 1e-16, and ways to flip them that sum to 0 were taken to be less far from it."""
+    ends = [(1, 0), (0, 2), (7, 4), (8, 2), (1, 3), (0, 3), (2, 6), (1, 4), (9, 5)]
+    values = np.array([a / 10 - b / 10 for a, b in ends])
+    assert 0 < abs(values.sum()) < 1e-15
+    assert sign_flip(values) == 1.0
+
+
 def test_more_tasks_are_drawn_close_to_what_counting_gives() -> None:
     rng = np.random.default_rng(4)
     values = rng.normal(0.4, 1.0, size=EXACT + 2)

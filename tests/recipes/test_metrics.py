@@ -167,6 +167,14 @@ def test_finished_attempts_are_trained_unused_or_discarded_in_every_row_and_over
     assert totals["attempts/in_flight"] == 0
 
 
+def test_tokens_of_attempts_that_the_end_left_over_are_counted() -> None:
+    """A run that was stopped told fewer than its rows, and more once it had been resumed."""
+    metrics = RunMetrics()
+    rows = rollout_rows((a, Fate.SURPLUS) for a in group(1.0, 0.0).attempts)
+    totals = metrics.end(rows, attempts_started=2)
+    assert totals["tokens/sampled"] == sum(row.sampled_tokens for row in rows) > 0
+
+
 def assert_sums(row: Mapping[str, float]) -> None:
     kinds = ("trained", "unused", "discarded")
     assert row.get("attempts/finished", 0) == sum(row.get(f"attempts/{kind}", 0) for kind in kinds)

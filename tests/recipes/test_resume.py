@@ -16,6 +16,7 @@ from tests.recipes.test_rl import row_of
 from tests.recipes.test_sft import row_of as sft_row_of
 from trio.testing import MockClock
 
+from loops_cookbook.cli.resuming import Resumed, find_resumed
 from loops_cookbook.errors import ConfigError, RunFolderError, ServiceUnavailable
 from loops_cookbook.learning.datums import Datum
 from loops_cookbook.recipes.memory import Memory
@@ -398,6 +399,60 @@ async def test_a_batch_that_is_gone_is_an_error_and_not_a_fresh_start(
         read_past(open_run(shot.root), group_size=GROUP_SIZE)
 
 
+LABELLED = """
+from pydantic import BaseModel
+
+from loops_cookbook.episodes import Episode, Grading, Sampling
+
+
+class Word(BaseModel):
+    name: str
+    word: str
+
+
+class Spell(Episode[Word, None]):
+    async def run(self, sample: Sampling) -> dict[str, str]:
+        reply = await sample.model.conversation().generate(
+            [{"role": "user", "content": self.task.value.word}]
+        )
+        self.said = reply.content
+        return {"first": f"{reply.logprobs[0]:.2f}"}
+
+    async def grade(self, grading: Grading) -> float:
+        return float(self.said == self.task.value.word)
+"""
+
+
+async def test_texts_keep_their_shares_where_the_last_batch_has_no_row_yet(
+    runnable, project: Path, tmp_path: Path
+) -> None:
+    """The 16 texts with a share of their own were others after such a kill: those of the attempts
+    in the batch that was kept, and of what was rejected before it, were forgotten."""
+    (project / "spelling.py").write_text(LABELLED)
+    plan = runnable(*RL)
+    folder = new_run_folder("runs", tmp_path)
+    camera = Camera(folder, tmp_path / "album")
+    whole = await carry_out(plan, folder, camera=camera)
+    sent = [s for s in camera.shots if (s / "updates" / "000002.npz").is_file()]
+    shot = next(s for s in sent if len(open_run(s).steps()) == 1)
+    again = await carry_out(plan, RunFolder(shot), is_resumed=True)
+    assert metrics(again.run) == metrics(whole.run)
+
+
+async def test_a_run_goes_on_without_the_folder_of_its_transcripts(
+    runnable, tmp_path: Path
+) -> None:
+    """With `trace = "off"` it is empty, and a copy that lost it could not be resumed."""
+    plan = runnable(*RL)
+    folder = new_run_folder("runs", tmp_path)
+    camera = Camera(folder, tmp_path / "album")
+    await carry_out(plan, folder, camera=camera)
+    shot = next(s for s in camera.shots if (s / "updates").is_dir())
+    shutil.rmtree(shot / "transcripts")
+    again = await carry_out(plan, RunFolder(shot), is_resumed=True)
+    assert again.run.run.status == "done"
+
+
 def recorded(plan: Plan, folder: RunFolder, **fields: object) -> RunRow:
     config = plan.config.model_dump(mode="json", by_alias=True)
     row = replace(row_of(plan), config=config, config_path=str(plan.loaded.path))
@@ -457,6 +512,47 @@ def test_tasks_that_changed_are_refused(runnable, tmp_path: Path) -> None:
     row = recorded(plan, new_run_folder("runs", tmp_path), digests=digests)
     with pytest.raises(ConfigError, match=r"episode.tasks \(the file's content"):
         require_same(plan.loaded, row, tmp_path)
+
+
+def test_a_folder_is_found_from_within_it(
+    runnable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`--resume .` called the run an empty name, at its services and in `run.json`."""
+    plan = runnable()
+    folder = new_run_folder("runs", tmp_path)
+    recorded(plan, folder, scope=plan.scope.told)
+    monkeypatch.chdir(folder.root)
+    assert find_resumed(plan, ".").run.folder.root == folder.root
+
+
+def test_a_folder_whose_name_no_service_takes_is_refused(runnable, tmp_path: Path) -> None:
+    """The first checkpoint, or the first sandbox, failed in the middle of the run."""
+    plan = runnable()
+    folder = new_run_folder("runs", tmp_path)
+    recorded(plan, folder, scope=plan.scope.told)
+    renamed = folder.root.rename(folder.root.with_name("my best run"))
+    with pytest.raises(RunFolderError, match="my best run: services know a run by the name"):
+        find_resumed(plan, str(renamed))
+
+
+def test_a_run_that_goes_on_begins_where_it_began(runnable, tmp_path: Path) -> None:
+    """`start_from` a run that had gone further meanwhile meant another checkpoint the second time,
+    and the kept batches were applied to weights that they were not sampled from."""
+    plan = runnable()
+    folder = new_run_folder("runs", tmp_path)
+    recorded(plan, folder, started_from="bt://loops:a/weights/update-000002")
+    now = replace(row_of(plan), started_from="bt://loops:a/weights/update-000004")
+    row = Resumed(open_run(folder.root)).row(now, at=1.0, update=0)
+    assert row.started_from == "bt://loops:a/weights/update-000002"
+
+
+def test_a_run_is_resumed_under_its_own_scope_only(runnable, tmp_path: Path) -> None:
+    """Another service would have gone on from weights that are not the run's."""
+    plan = runnable()
+    folder = new_run_folder("runs", tmp_path)
+    recorded(plan, folder, scope="remote")
+    with pytest.raises(RunFolderError, match="trained under scope 'remote', and this is scope"):
+        find_resumed(plan, str(folder.root))
 
 
 def test_a_key_of_a_later_version_is_a_difference() -> None:

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from loops_cookbook.config.bundled import bundled_root
 from loops_cookbook.errors import RunFolderError, UsageError
 from loops_cookbook.recipes.plan import Plan
-from loops_cookbook.recipes.start import find_start, place_checkpoint
+from loops_cookbook.recipes.start import find_start, place_checkpoint, start_of
 from loops_cookbook.records import RunRow
 from loops_cookbook.rundir.layout import RunFolder
 from loops_cookbook.rundir.references import locate
@@ -156,8 +157,40 @@ def test_what_is_in_place_already_is_left_as_it_is(saved_run: MakeRun, project: 
     assert list((other.root / SAVED).iterdir()) == []
 
 
+def test_a_checkpoint_that_was_not_kept_is_told_from_one_that_never_was(
+    saved_run: MakeRun,
+) -> None:
+    """Nothing said why an update that the run had saved was not there: `training.keep`."""
+    root = saved_run()
+    (root / SAVED).rename(root / SAVED.replace("u2", "u4"))
+    rows = RunFolder(root).checkpoint_rows
+    row = json.loads(rows.read_text())
+    later = row | {"update": 4, "folder": SAVED.replace("u2", "u4")}
+    rows.write_text("".join(f"{json.dumps(each)}\n" for each in (row, later)))
+    with pytest.raises(RunFolderError, match=r"saved and not kept \(training.keep\): it has @4$"):
+        locate("r@2")
+    with pytest.raises(RunFolderError, match=r"no checkpoint of update 3: it has @4$"):
+        locate("r@3")
+
+
 def test_a_place_that_cannot_be_written_is_named(saved_run: MakeRun, project: Path) -> None:
     saved_run()
     (project / "other").write_text("a file")
     with pytest.raises(RunFolderError, match="cannot be copied to"):
         place_checkpoint(locate("r"), RunFolder(project / "other"))
+
+
+def test_a_folder_may_have_an_at_sign_in_its_path(
+    make_plan: Callable[..., Plan], saved_run: MakeRun, project: Path
+) -> None:
+    """What came before it was taken for the run, and the working directory was not looked at."""
+    saved_run()
+    (project / "configs").mkdir()
+    (project / "runs@home").mkdir()
+    (project / "r").rename(project / "runs@home" / "r")
+    plan = make_plan(MODEL, 'model.start_from="runs@home/r"')
+    elsewhere = replace(plan.loaded, path=project / "configs" / "train.toml")
+    start = start_of(replace(plan, loaded=elsewhere))
+    assert start is not None
+    assert start.located is not None
+    assert start.located.root == project / "runs@home" / "r"

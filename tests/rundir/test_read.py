@@ -117,9 +117,29 @@ def test_a_newer_schema_is_refused(folder: RunFolder) -> None:
         open_run(folder.root)
 
 
-def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RunFolderError, match=r"has no run\.json"):
+@pytest.mark.parametrize(
+    ("files", "told"),
+    [
+        ([], "has no run.json: name the folder of a run"),
+        (["1/run.json", "2/run.json"], "holds runs and is none: name one of them, such as .*/2$"),
+        (["loops.json"], "what `loops export` wrote: name the run that it is from"),
+    ],
+)
+def test_a_folder_that_is_no_run_is_refused_by_what_it_is(
+    tmp_path: Path, files: list[str], told: str
+) -> None:
+    """Whatever was named, the message was that it has no run.json."""
+    for name in files:
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("{}")
+    with pytest.raises(RunFolderError, match=told):
         open_run(tmp_path)
+
+
+def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match=r"there is no folder .*/nowhere: name"):
+        open_run(tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"schema": 1}'])

@@ -1,5 +1,7 @@
 """`--resume`, with a run folder or without one, and what the run that it means knows of before."""
 
+import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,8 +20,8 @@ from loops_cookbook.recipes.sft_plan import SFTPlan
 from loops_cookbook.records import RunRow
 from loops_cookbook.rundir.past import Past, SFTPast, read_past, read_sft_past
 from loops_cookbook.rundir.read import RecordedRun, open_run
-from loops_cookbook.rundir.references import kept_checkpoints
 
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _NEWEST = ""
 """What `--resume` means without a folder."""
 
@@ -64,11 +66,6 @@ class Resumed:
         """How often it was gone on with, this time included."""
         return len(self.run.run.resumed_at) + 1
 
-    @property
-    def is_kept(self) -> bool:
-        """Whether it has a checkpoint to go on from."""
-        return bool(kept_checkpoints(self.run))
-
     def past(self, plan: Plan) -> Past:
         """Where a run of the RL recipe stood; read it once the folder is held.
 
@@ -99,6 +96,7 @@ class Resumed:
         return replace(
             row,
             started_at=then.started_at,
+            started_from=then.started_from,
             counts=then.counts,
             resumed_at=(*then.resumed_at, at),
             resumed_from=update,
@@ -119,7 +117,10 @@ def find_resumed(plan: AnyPlan, resume: str) -> Resumed:
         RunFolderError: there is none.
         ConfigError: its config was another.
     """
-    run = find_unfinished(plan.loaded) if resume == _NEWEST else open_run(Path(resume))
+    if resume == _NEWEST:
+        run = find_unfinished(plan.loaded)
+    else:
+        run = open_run(Path(os.path.abspath(Path(resume).expanduser())))
     recipe = "sft" if isinstance(plan.config, SFTConfig) else "rl"
     if run.run.recipe != recipe:
         raise RunFolderError(
@@ -127,7 +128,27 @@ def find_resumed(plan: AnyPlan, resume: str) -> Resumed:
             f"{recipe!r}: name a run of this config"
         )
     require_same(plan.loaded, run.run, run.folder.root)
+    _require_same_scope(plan, run)
+    _require_name(run)
     return Resumed(run)
+
+
+def _require_name(run: RecordedRun) -> None:
+    """Refuse a folder that was renamed to what services, which know the run by it, do not take."""
+    if not _NAME.fullmatch(run.folder.root.name):
+        raise RunFolderError(
+            f"{run.folder.root}: services know a run by the name of its folder, and take letters, "
+            "digits, dots, - and _, at most 128 of them; rename it"
+        )
+
+
+def _require_same_scope(plan: AnyPlan, run: RecordedRun) -> None:
+    """Refuse a service that has neither the weights of a run nor its checkpoints."""
+    if plan.scope.told != run.run.scope:
+        raise RunFolderError(
+            f"{run.folder.root} was trained under scope {run.run.scope!r}, and this is scope "
+            f"{plan.scope.told!r} ({plan.scope.source}): resume it under the former"
+        )
 
 
 def told(past: Past | SFTPast) -> str:

@@ -71,7 +71,7 @@ def run(
         if isinstance(plan, Plan):
             require_sandboxes(plan.config)
         resumed = None if resume is None else find_resumed(plan, resume)
-        start = None if resumed and resumed.is_kept else start_of(plan)
+        start = None if resumed else start_of(plan)
         warnings = _warnings(plan)
     if resumed is None:
         folder = new_run_folder(loaded.output_dir, loaded.working_directory)
@@ -80,8 +80,10 @@ def run(
     typer.echo(f"run: {folder.root}", err=True)
     typer.echo(f"config: {loaded.path}", err=True)
     too_few = allow_open_files(_calls_at_once(plan))
-    path = None if start is None else put_in_place(start, folder)
-    _carry_out(plan, folder, [*warnings, *([too_few] if too_few else [])], path, resumed)
+    row = _run_row(plan, folder)
+    if start is not None:
+        row = replace(row, started_from=put_in_place(start, folder))
+    _carry_out(plan, row, [*warnings, *([too_few] if too_few else [])], folder, resumed)
 
 
 def _warnings(plan: AnyPlan) -> Sequence[str]:
@@ -97,11 +99,12 @@ def _calls_at_once(plan: AnyPlan) -> int:
 
 def _carry_out(
     plan: AnyPlan,
-    folder: RunFolder,
+    row: RunRow,
     warnings: Sequence[str],
-    start: str | None,
+    folder: RunFolder,
     resumed: Resumed | None,
 ) -> None:
+    start = resumed.run.run.started_from if resumed else row.started_from
     progress = Progress(
         folder.root,
         side=side_console(),
@@ -117,31 +120,27 @@ def _carry_out(
                 if resumed is not None:
                     past = resumed.sft_past(plan)
                     memory = replace(memory, past=past, life=resumed.life)
-                row = _row_of(plan, folder, recorder, resumed, memory.past)
-                await run_sft(plan, opened, recorder, row, around.narrator, memory)
+                begun = _row_of(row, recorder, resumed, memory.past)
+                await run_sft(plan, opened, recorder, begun, around.narrator, memory)
                 return
             of_run = Memory[Past](savepoints, start=start)
             if resumed is not None:
                 of_run = replace(of_run, past=resumed.past(plan), life=resumed.life)
-            row = _row_of(plan, folder, recorder, resumed, of_run.past)
+            begun = _row_of(row, recorder, resumed, of_run.past)
             async with (
                 with_judges(plan, os.environ) as judged,
                 open_sandboxes(plan.config, folder) as sandboxes,
             ):
                 ready = replace(judged, sandboxes=sandboxes)
-                await run_rl(ready, opened, recorder, row, replace(around, memory=of_run))
+                await run_rl(ready, opened, recorder, begun, replace(around, memory=of_run))
 
     launched(plan, folder, progress, warnings, work, is_tracked=True)
 
 
 def _row_of(
-    plan: AnyPlan,
-    folder: RunFolder,
-    recorder: Recorder,
-    resumed: Resumed | None,
-    past: Past | SFTPast | None,
+    row: RunRow, recorder: Recorder, resumed: Resumed | None, past: Past | SFTPast | None
 ) -> RunRow:
-    row = _run_row(plan, folder)
+    """The row as a run begins with it, or goes on with it."""
     if resumed is None or past is None:
         return row
     recorder.note("info", f"resumed: {told(past)}")

@@ -26,8 +26,8 @@ EXACT = 16
 FLIPS = 20_000
 _AT_ONCE = 1_000_000
 _CLOSE = 1e-9
-"""Sums closer than this, for their size, are equal: they are of the same numbers, added otherwise
-than in the same order."""
+"""Sums closer than this, for the size of what they add, are equal: they are of the same numbers,
+added otherwise than in the same order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +141,7 @@ def sign_flip(gaps: Floats) -> float:
     gaps = gaps[gaps != 0]  # whichever its sign, a 0 adds nothing
     if not len(gaps):
         return 1.0
-    least = abs(gaps.sum()) * (1 - _CLOSE)
+    least = abs(gaps.sum()) - _CLOSE * np.abs(gaps).sum()
     if len(gaps) <= EXACT:
         sums = np.zeros(1)
         for gap in gaps:

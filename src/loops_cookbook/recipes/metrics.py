@@ -17,7 +17,7 @@ import numpy as np
 
 from loops_cookbook.attempts import Group, Rejection
 from loops_cookbook.learning.datums import Datum
-from loops_cookbook.recipes.tally import Labels, Tally, fate_counts
+from loops_cookbook.recipes.tally import Labels, Tally, fate_counts, token_counts
 from loops_cookbook.records import RolloutRow, spread
 from loops_cookbook.services.base import AdamParams, StepResult
 from loops_cookbook.tokens import Logprobs
@@ -140,8 +140,9 @@ class Counted:
     """Of all attempts whose fate is known, those of `rejected` left out."""
     attempts_started: int = 0
     """Those of `rejected` left out."""
-    told: Sequence[RolloutRow] = ()
-    """Rows in the order in which they were told, for the texts that have a share of their own."""
+    counted: Sequence[RolloutRow] = ()
+    """Rows in the order in which they were counted, for the texts that have a share of their own;
+    those of a draft included."""
     rejected: Sequence[tuple[Sequence[RolloutRow], Rejection]] = ()
     """Groups that count in the next row."""
 
@@ -154,7 +155,7 @@ class RunMetrics:
         self._totals: Counter[str] = Counter(before.totals)
         self._started = before.attempts_started
         self._labels = Labels()
-        self._labels.remember(before.told)
+        self._labels.remember(before.counted)
         self._tally = Tally(self._labels)
         self._sent_with: Mapping[str, int] = {}
         """Counts of the rejected groups in a draft that is not applied yet."""
@@ -170,10 +171,6 @@ class RunMetrics:
             "attempts/in_flight": in_flight,
             **dict(sorted(self._totals.items())),
         }
-
-    def remember(self, rows: Iterable[RolloutRow]) -> None:
-        """Know the texts of attempts that are in a draft, where another process made it."""
-        self._labels.remember(rows)
 
     def rejected(self, rows: Sequence[RolloutRow], why: Rejection) -> None:
         """Count the attempts of a rejected group in the next row."""
@@ -208,7 +205,9 @@ class RunMetrics:
         self._started = attempts_started
         self._totals.update(self._sent_with)
         self._totals.update(self._tally.counts)
-        self._totals.update(fate_counts(rows))
+        left = tuple(rows)
+        self._totals.update(fate_counts(left))
+        self._totals.update(token_counts(left))
         return self.totals
 
     def _failures_seen(self) -> dict[str, int]:

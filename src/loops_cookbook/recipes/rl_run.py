@@ -335,7 +335,7 @@ def _counted(past: Past, group_size: int) -> Counted:
     return Counted(
         totals={**totals, **past.groups, "tokens/trained": past.trained_tokens} if rows else {},
         attempts_started=past.attempts_started - pending,
-        told=past.told,
+        counted=[row for row in (*past.told, *past.drafted) if row.fate is not Fate.SURPLUS],
         rejected=past.rejected,
     )
 

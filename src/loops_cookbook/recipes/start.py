@@ -15,7 +15,7 @@ from loops_cookbook.journal import whole_folder
 from loops_cookbook.recipes.plans import AnyPlan
 from loops_cookbook.recipes.trained import TrainedModel, base_folder, trained_model
 from loops_cookbook.rundir.layout import RunFolder
-from loops_cookbook.rundir.references import Located, is_service_path, locate
+from loops_cookbook.rundir.references import Located, is_service_path, locate, parted
 
 _OPTIMIZER = "optimizer.safetensors"
 
@@ -50,7 +50,7 @@ def start_of(plan: AnyPlan) -> Start | None:
         return None
     loaded = plan.loaded
     places = (loaded.directory, loaded.working_directory)
-    name = reference.rpartition("@")[0] or reference
+    name, _ = parted(reference)
     beside = next((place for place in places if (place / name).is_dir()), places[0])
     try:
         return find_start(reference, plan, beside=beside)

@@ -16,13 +16,14 @@ from typing import cast
 
 from loops_cookbook.attempts import Fate, Flags, Rejection, Timing
 from loops_cookbook.errors import RunFolderError
+from loops_cookbook.journal import Row
 from loops_cookbook.records import (
     EvaluationRow,
     GroupRow,
     RolloutRow,
     StepRow,
 )
-from loops_cookbook.rundir.read import RecordedRun
+from loops_cookbook.rundir.read import RecordedRun, rollout_row
 from loops_cookbook.rundir.references import kept_checkpoints
 from loops_cookbook.rundir.rows import CheckpointRow, StartRow
 from loops_cookbook.rundir.updates import UpdateStore
@@ -57,6 +58,9 @@ class Past:
     """The rows of attempts in training that count in the row of an update, or in none for ever."""
     rejected: tuple[tuple[tuple[RolloutRow, ...], Rejection], ...] = ()
     """Groups that count in the row of the next update."""
+    drafted: tuple[RolloutRow, ...] = ()
+    """Those that count in the row of the last kept update, where that is yet to be written; in the
+    order in which they were counted."""
     lost: tuple[RolloutRow, ...] = ()
     """Rows to write, of attempts that a kill cut."""
     missing: Mapping[Place, str | None] = field(default_factory=dict[Place, str | None])
@@ -126,15 +130,15 @@ def read_past(run: RecordedRun, *, group_size: int) -> Past:
     kept = _kept(run.folder.root, store, checkpoints, steps)
     base = Past(checkpoints[-1] if checkpoints else None, checkpoints, kept)
     recorded = steps[-1].update if steps else 0
-    unrecorded: frozenset[int] = frozenset()
+    unrecorded: list[RolloutRow] = []
     if base.update > recorded:
-        serials = cast("list[int]", store.read(base.update).facts["groups"])
-        unrecorded = frozenset(serials)
+        rows = cast("list[Row]", store.read(base.update).facts["rows"])
+        unrecorded = [rollout_row(row) for row in rows]
     records = Records(
         starts=run.starts(),
         groups=run.groups(),
         rollouts=run.rollouts(),
-        transcripts=sorted(path.name for path in run.folder.transcripts.iterdir()),
+        transcripts=sorted(path.name for path in run.folder.transcripts.glob("*.json")),
     )
     past = past_of(base, records, unrecorded, group_size=group_size)
     return replace(
@@ -155,15 +159,16 @@ class Records:
     transcripts: Sequence[str]
 
 
-def past_of(base: Past, records: Records, unrecorded: frozenset[int], *, group_size: int) -> Past:
+def past_of(base: Past, records: Records, sent: Sequence[RolloutRow], *, group_size: int) -> Past:
     """The groups of a past, from what was written of them.
 
     Args:
         base: its checkpoint and kept updates.
         records: what was written.
-        unrecorded: the groups of the last kept update, if that has no row.
+        sent: the attempts of the last kept update, if that has no row.
         group_size: attempts of a group.
     """
+    unrecorded = {row.group for row in sent}
     starts = Counter(row.serial for row in records.starts)
     tasks = {row.serial: row for row in records.starts}
     rejections = {row.serial: row for row in records.groups if not row.usable}
@@ -189,7 +194,7 @@ def past_of(base: Past, records: Records, unrecorded: frozenset[int], *, group_s
     ]
     pending = {s: row for s, row in rejections.items() if row.update > base.update}
     # What counts in an update's row that is still to be written is in what was kept of it.
-    drafted = {s for s, row in rejections.items() if unrecorded and row.update == base.update}
+    drafted = [s for s, row in rejections.items() if unrecorded and row.update == base.update]
     apart = {id(row) for s in (*pending, *drafted, *unrecorded) for row in last(s)}
     missing = {
         (serial, index): (orphans.get((serial, index)) or [None])[-1]
@@ -197,7 +202,7 @@ def past_of(base: Past, records: Records, unrecorded: frozenset[int], *, group_s
         for index in range(group_size)
         if len(rows.get((serial, index), [])) < starts[serial]
     }
-    counted = rejections.keys() - pending.keys() - drafted
+    counted = rejections.keys() - pending.keys() - set(drafted)
     groups = Counter(f"groups/{rejections[serial].reason}" for serial in counted)
     groups["groups/usable"] = len(trained - unrecorded)
     return replace(
@@ -210,6 +215,7 @@ def past_of(base: Past, records: Records, unrecorded: frozenset[int], *, group_s
         rejected=tuple(
             (tuple(last(serial)), _rejection(row)) for serial, row in sorted(pending.items())
         ),
+        drafted=(*(row for serial in drafted for row in last(serial)), *sent),
         lost=tuple(lost),
         missing=missing,
         groups=groups,

@@ -87,9 +87,7 @@ def open_run(root: Path) -> RecordedRun:
     """
     folder = RunFolder(root)
     if not folder.run.is_file():
-        raise RunFolderError(
-            f"{root} has no run.json: name the folder of a run, which holds one from its start on"
-        )
+        raise RunFolderError(_no_run(root))
     row = _object(folder.run)
     schema = row.get("schema")
     if not isinstance(schema, int) or schema > SCHEMA_VERSION:
@@ -107,6 +105,20 @@ def read_evaluations(folder: RunFolder) -> tuple[EvaluationRow, ...]:
         RunFolderError: one is damaged.
     """
     return _typed(folder.evaluations, _EVALUATION.validate_python)
+
+
+def _no_run(root: Path) -> str:
+    """What a folder is instead of a run's, as far as it shows."""
+    if not root.exists():
+        return f"there is no folder {root}: name the folder of a run"
+    if within := sorted(root.glob("*/run.json")):
+        return f"{root} holds runs and is none: name one of them, such as {within[-1].parent}"
+    if (root / "loops.json").is_file():
+        return (
+            f"{root} is what `loops export` wrote: name the run that it is from, or the folder as "
+            "model.name where it is a whole model"
+        )
+    return f"{root} has no run.json: name the folder of a run, which holds one from its start on"
 
 
 def _typed(path: Path, read: Callable[[Row], T]) -> tuple[T, ...]:

@@ -46,7 +46,7 @@ def locate(reference: str, *, beside: Path | None = None) -> Located:
     Raises:
         RunFolderError: there is no such run, or it has no such checkpoint.
     """
-    name, update = _parted(reference)
+    name, update = parted(reference)
     root = (beside or Path.cwd()) / Path(name).expanduser()
     run = open_run(root)
     kept = kept_checkpoints(run)
@@ -57,7 +57,9 @@ def locate(reference: str, *, beside: Path | None = None) -> Located:
     chosen = [row for row in kept if update in (None, row.update)]
     if not chosen:
         there = ", ".join(f"@{row.update}" for row in kept)
-        raise RunFolderError(f"{root} has no checkpoint of update {update}: it has {there}")
+        was_saved = update in {row.update for row in run.checkpoints()}
+        why = ", which was saved and not kept (training.keep)" if was_saved else ""
+        raise RunFolderError(f"{root} has no checkpoint of update {update}{why}: it has {there}")
     return Located(run.run, root, chosen[-1])
 
 
@@ -71,6 +73,7 @@ def _is_there(folder: RunFolder, row: CheckpointRow) -> bool:
     return row.folder is None or (folder.root / row.folder).is_dir()
 
 
-def _parted(reference: str) -> tuple[str, int | None]:
+def parted(reference: str) -> tuple[str, int | None]:
+    """The run folder that a reference names, and the update, where it names one."""
     name, at, update = reference.rpartition("@")
     return (name, int(update)) if at and update.isdecimal() else (reference, None)

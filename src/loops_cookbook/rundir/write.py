@@ -82,6 +82,7 @@ class RunWriter:
         """
         with ExitStack() as opened:
             opened.enter_context(locked(self._folder))
+            self._folder.transcripts.mkdir(exist_ok=True)  # empty folders get lost in copies
             self._steps = opened.enter_context(Journal(self._folder.steps))
             self._groups = opened.enter_context(Journal(self._folder.groups))
             self._rollouts = opened.enter_context(Journal(self._folder.rollouts))
