@@ -475,6 +475,16 @@ def test_the_newest_unfinished_run_of_the_config_is_found(runnable, tmp_path: Pa
     assert find_unfinished(plan.loaded).folder.root == made[1].root
 
 
+def test_a_run_that_is_done_is_named_as_the_way_to_go_further(runnable) -> None:
+    """`1 finished runs` were told, and nothing of how to go further with one."""
+    plan = runnable()
+    folder = RunFolder(plan.loaded.output_dir / "1")
+    folder.transcripts.mkdir(parents=True)
+    recorded(plan, folder, status="done")
+    with pytest.raises(RunFolderError, match=r"are done; .* and name it: --resume .*/1$"):
+        find_unfinished(plan.loaded)
+
+
 def test_resuming_nothing_is_an_error(runnable) -> None:
     plan = runnable()
     with pytest.raises(RunFolderError, match=r"nothing to resume: .* holds no run"):
@@ -487,6 +497,8 @@ def test_resuming_nothing_is_an_error(runnable) -> None:
         ("training.learning_rate=0.5", "training.learning_rate (then 4e-05, now 0.5)"),
         ("training.adam.beta1=0.5", "training.adam.beta1 (then 0.9, now 0.5)"),
         ("model.lora_rank=4", "model.lora_rank (then 32, now 4)"),
+        ("training.shuffle=false", "training.shuffle (then true, now false)"),
+        ("sampling.max_attempt_tokens=4", "sampling.max_attempt_tokens (then unset, now 4)"),
         ("training.updates=99", None),
         ('output.trace="off"', None),
         ("concurrency.sampling=3", None),

@@ -18,6 +18,7 @@ from loops_cookbook.recipes.resume import find_unfinished, require_same
 from loops_cookbook.recipes.rules import planned_updates
 from loops_cookbook.recipes.sft_plan import SFTPlan
 from loops_cookbook.records import RunRow
+from loops_cookbook.report.words import count
 from loops_cookbook.rundir.past import Past, SFTPast, read_past, read_sft_past
 from loops_cookbook.rundir.read import RecordedRun, open_run
 
@@ -154,15 +155,16 @@ def _require_same_scope(plan: AnyPlan, run: RecordedRun) -> None:
 def told(past: Past | SFTPast) -> str:
     """Where a run goes on, for people."""
     if isinstance(past, SFTPast):
-        again = past.recorded - past.loaded
-        return f"goes on after update {past.recorded}; {again} updates are applied again"
-    loaded = 0 if past.checkpoint is None else past.checkpoint.update
+        update, loaded, again, cut = past.recorded, past.loaded, past.recorded - past.loaded, 0
+    else:
+        loaded = 0 if past.checkpoint is None else past.checkpoint.update
+        update, again, cut = past.update, len(past.kept), len(past.again)
     parts = [
-        f"goes on after update {past.update}",
+        f"goes on after {count(update, 'update')}",
         f"from the checkpoint of update {loaded}" if loaded else "from the first weights",
     ]
-    if past.kept:
-        parts.append(f"{len(past.kept)} kept batches are applied again")
-    if past.again:
-        parts.append(f"{len(past.again)} groups that were cut are started again")
+    if again:
+        parts.append(f"{count(again, 'update')} applied again")
+    if cut:
+        parts.append(f"{count(cut, 'cut group')} started again")
     return ", ".join(parts)

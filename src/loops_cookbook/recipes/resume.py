@@ -13,7 +13,7 @@ from typing import cast
 from loops_cookbook.config.load import AnyConfig, LoadedConfig
 from loops_cookbook.config.sft import SFTConfig
 from loops_cookbook.errors import ConfigError, RunFolderError
-from loops_cookbook.problems import shown
+from loops_cookbook.problems import found, shown
 from loops_cookbook.records import RunRow
 from loops_cookbook.rundir.read import RecordedRun, open_run
 
@@ -42,7 +42,7 @@ class Difference:
     now: object
 
     def __str__(self) -> str:
-        return f"{self.key} (then {self.then!r}, now {self.now!r})"
+        return f"{self.key} (then {_shown(self.then)}, now {_shown(self.now)})"
 
 
 def find_unfinished(loaded: LoadedConfig[AnyConfig]) -> RecordedRun:
@@ -58,10 +58,16 @@ def find_unfinished(loaded: LoadedConfig[AnyConfig]) -> RecordedRun:
     for run in of_config:
         if run.run.status != "done":
             return run
+    here, config = shown(loaded.output_dir), shown(loaded.path)
+    if not of_config:
+        raise RunFolderError(
+            f"there is nothing to resume: {here} holds no run of {config}; run it without "
+            "--resume, or name a run folder"
+        )
     raise RunFolderError(
-        f"there is nothing to resume: {shown(loaded.output_dir)} holds "
-        + (f"{len(of_config)} finished runs" if of_config else "no run")
-        + f" of {shown(loaded.path)}; run it without --resume, or name a run folder"
+        f"there is nothing to resume: the runs of {config} in {here} are done; to go further with "
+        f"the newest, raise training.updates (or epochs) and name it: "
+        f"--resume {shown(of_config[0].folder.root)}"
     )
 
 
@@ -72,16 +78,16 @@ def require_same(loaded: LoadedConfig[AnyConfig], run: RunRow, root: Path) -> No
         ConfigError: the keys that differ.
     """
     now = loaded.config.model_dump(mode="json", by_alias=True)
-    found = [str(each) for each in differences(run.config, now)]
+    differing = [str(each) for each in differences(run.config, now)]
     digests = file_digests(loaded)
-    found += [
+    differing += [
         f"{key} (the file's content)"
         for key, digest in digests.items()
         if run.digests.get(key, digest) != digest
     ]
-    if found:
+    if differing:
         raise ConfigError(
-            f"{root} cannot be resumed with this config, which differs in {'; '.join(found)}: "
+            f"{root} cannot be resumed with this config, which differs in {'; '.join(differing)}: "
             "put it back, or begin another run"
         )
 
@@ -112,6 +118,11 @@ def file_digests(loaded: LoadedConfig[AnyConfig]) -> dict[str, str]:
         for key, name in named.items()
         if name is not None
     }
+
+
+def _shown(value: object) -> str:
+    """A value as the config has it, or that it has none."""
+    return "unset" if value is None else found(value)
 
 
 def _is_harmless(key: str) -> bool:
