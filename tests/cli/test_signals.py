@@ -1,14 +1,25 @@
-"""SIGQUIT is answered and ends nothing, whatever the program does at that moment."""
+"""SIGINT and SIGTERM end work once, SIGQUIT never, whatever the program does at that moment."""
 
 import os
 import signal
+from collections.abc import Iterator
 from types import FrameType
 
 import anyio
 import pytest
+from anyio.lowlevel import checkpoint
 
 from loops_cookbook.cli.exits import Terminated
 from loops_cookbook.cli.signals import answering_quit, until_signalled
+
+
+@pytest.fixture(autouse=True)
+def put_back() -> Iterator[None]:
+    """The handlers of this process, which goes on."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def quit_now() -> None:
@@ -59,3 +70,24 @@ def test_work_is_cancelled_once_and_its_release_is_not_cut_by_another_signal(
     with pytest.raises(raised):
         anyio.run(until_signalled, work)
     assert released == [True]
+
+
+@pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
+def test_after_the_work_has_ended_another_signal_changes_nothing(second: signal.Signals) -> None:
+    """A second Ctrl-C, just when the run had ended, showed a traceback of the interpreter."""
+
+    async def work() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        await anyio.sleep_forever()
+
+    with pytest.raises(KeyboardInterrupt):
+        anyio.run(until_signalled, work)
+    os.kill(os.getpid(), second)
+
+
+def test_work_that_no_signal_ended_leaves_the_handlers_of_python() -> None:
+    async def work() -> None:
+        await checkpoint()
+
+    anyio.run(until_signalled, work)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -101,6 +101,15 @@ def test_a_module_that_fails_is_refused_with_its_line(
     assert said.endswith("while episode.class imported 'mine'; mend the module")
 
 
+def test_the_place_of_a_syntax_error_is_told_once(project: Path) -> None:
+    """It stood twice: `mine.py:1: SyntaxError: ... (mine.py, line 1)`."""
+    (project / "mine.py").write_text("async dev run(): ...\n")
+    assert refusal("mine:A", project) == (
+        "own/mine.py:1: SyntaxError: invalid syntax, while episode.class imported 'mine'; mend the "
+        "module"
+    )
+
+
 def test_a_failure_in_a_neighbour_is_told_where_it_is(project: Path) -> None:
     (project / "mine_a.py").write_text("import mine_b\n")
     (project / "mine_b.py").write_text("\n\nraise RuntimeError('no')\n")

@@ -1,6 +1,7 @@
 """SIGINT and SIGTERM end a run in order: its work is cancelled once, and all is released.
 
-Signals that follow change nothing: release is bounded, and a second one must not cut it short.
+Signals that follow change nothing, until the process has ended: release is bounded, and a second
+one must not cut it short, nor show a traceback of the interpreter's own end.
 SIGQUIT ends nothing: the run says what it waits for and goes on.
 """
 
@@ -38,7 +39,18 @@ async def until_signalled(work: Callable[[], Awaitable[None]]) -> None:
             finally:
                 group.cancel_scope.cancel()
     if received:
+        _ignore_more()
         raise KeyboardInterrupt if received[0] == signal.SIGINT else Terminated
+
+
+def _ignore_more() -> None:
+    """Ignore what ends a process: this one is ending.
+
+    The event loop, when it takes its handlers back, puts Python's default ones in their place and
+    not those that were there before.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
 
 
 @contextmanager

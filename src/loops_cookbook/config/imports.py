@@ -127,7 +127,8 @@ def _import(name: str, directory: Path, key: str) -> ModuleType:
 
 
 def _failed(error: BaseException, module: str, directory: Path, key: str) -> str:
-    what = one_line(f"{type(error).__name__}: {error}")
+    told = error.msg if isinstance(error, SyntaxError) else error  # its text repeats the place
+    what = one_line(f"{type(error).__name__}: {told}")
     return f"{_where(error, directory)}: {what}, while {key} imported {module!r}; mend the module"
 
 
