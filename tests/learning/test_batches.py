@@ -204,14 +204,23 @@ def test_the_message_says_how_many_why_with_which_rewards_and_what_to_change() -
         add(batcher, empty(2))
     text = str(caught.value)
     assert text.startswith(
-        "3 groups in a row taught nothing (no_variance (2 times), too_few (1 times)): "
+        "3 groups in a row taught nothing (no_variance (2 times), too_few (once)): "
         "0 (task-0) to 2 (task-2); rewards 1 (4 times), 0 (2 times); "
-        "attempts without a reward: discarded/failed (1 times), most often (1 times) "
-        "discarded/failed; "
+        "attempts without a reward: discarded/failed (once), all alike: discarded/failed; "
     )
     for what in ("easier", "harder", "group_size", "temperature", "max_tokens"):
         assert what in text
     assert "\n" not in text
+
+
+def test_one_reason_for_all_groups_is_not_counted_beside_them() -> None:
+    """It said `2 groups in a row taught nothing (no_variance (2 times))`."""
+    batcher = Batcher(1, max_consecutive_unusable=2)
+    fed(batcher, flat(0))
+    with pytest.raises(
+        NoLearningSignal, match=r"^2 groups in a row taught nothing \(no_variance\): "
+    ):
+        add(batcher, flat(1))
 
 
 def test_the_message_tells_of_the_commonest_way_to_be_lost_in_its_own_words() -> None:
@@ -228,7 +237,7 @@ def test_the_message_tells_of_the_commonest_way_to_be_lost_in_its_own_words() ->
     batcher = Batcher(1, max_consecutive_unusable=2)
     fed(batcher, lost(0, "KeyError", "run: KeyError: 'a'"))
     with pytest.raises(
-        NoLearningSignal, match=r"\(3 times\), most often \(2 times\) run: OSError: 1"
+        NoLearningSignal, match=r"\(3 times\), most often \(2 times\): run: OSError: 1"
     ):
         add(batcher, lost(1, "OSError", "run: OSError: 1", "run: OSError: 2"))
 

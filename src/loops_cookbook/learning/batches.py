@@ -230,8 +230,9 @@ def _why_nothing_is_learnt(row: Sequence[_Unusable]) -> str:
     rewards = Counter(f"{reward:.6g}" for each in row for reward in each.rewards)
     lost = [discarded for each in row for discarded in each.lost]
     first, last = row[0], row[-1]
+    why = _told(reasons) if len(reasons) > 1 else row[0].reason
     parts = [
-        f"{len(row)} groups in a row taught nothing ({_told(reasons)}): "
+        f"{len(row)} groups in a row taught nothing ({why}): "
         f"{first.serial} ({first.task}) to {last.serial} ({last.task})",
         f"rewards {_told(rewards) or 'none'}",
     ]
@@ -247,14 +248,19 @@ def _commonest(lost: Sequence[Discarded]) -> str:
     kinds = Counter((discarded.fate, discarded.exception) for discarded in lost)
     [(kind, number)] = kinds.most_common(1)
     detail = next(d.detail for d in lost if (d.fate, d.exception) == kind)
-    return f"most often ({number} times) {detail or kind[0].value}"
+    how_often = "all alike" if number == len(lost) else f"most often ({_times(number)})"
+    return f"{how_often}: {detail or kind[0].value}"
 
 
 def _told(counts: Counter[str], most: int = 5) -> str:
     """Counts in words, the largest first: `0 (12 times), 1 (4 times)`."""
-    told = [f"{what} ({number} times)" for what, number in counts.most_common(most)]
+    told = [f"{what} ({_times(number)})" for what, number in counts.most_common(most)]
     rest = counts.total() - sum(number for _, number in counts.most_common(most))
-    return ", ".join([*told, f"others ({rest} times)"] if rest else told)
+    return ", ".join([*told, f"others ({_times(rest)})"] if rest else told)
+
+
+def _times(number: int) -> str:
+    return "once" if number == 1 else f"{number} times"
 
 
 _ADVICE = {
