@@ -49,6 +49,26 @@ def test_what_could_not_be_released_is_a_status(folder: RunFolder) -> None:
     assert f"not released: {name}: this version of loops-cookbook knows no backend" in text
 
 
+def test_where_there_is_no_run_it_is_not_said_that_all_is_released(
+    folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In another folder than that of the runs it said `nothing to release`, and they billed on."""
+    left_over(folder)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    status, text = said()
+    assert status == 0
+    assert text.startswith("no run was found, and nothing was released: ")
+
+
+def test_a_folder_that_is_not_there_is_told_as_one(folder: RunFolder) -> None:
+    """`no such config` was told of it."""
+    assert said("runs/nope") == (
+        2,
+        "loops: runs/nope: no such folder; name the folder of a run, or a config\n",
+    )
+
+
 def test_what_is_no_run_is_refused(folder: RunFolder) -> None:
     status, text = said("runs")
     assert status == 2

@@ -11,6 +11,11 @@ from loops_cookbook.config.environment import read_environment
 from loops_cookbook.recipes.cleanup import Cleaned, clean, config_directories, run_folders
 
 LEFT_OVER = 1
+NOTHING = "nothing to release"
+NOWHERE = (
+    "no run was found, and nothing was released: runs are looked for from the working directory; "
+    "go to where they are, or name the folder of a run"
+)
 
 
 def cleanup(
@@ -38,7 +43,7 @@ def cleanup(
 
     cleaned = anyio.run(clean_all)
     lines = [line for each in cleaned for line in each.lines]
-    for line in lines or ["nothing to release"]:
+    for line in lines or [NOTHING if folders else NOWHERE]:
         typer.echo(line)
     if any(each.left for each in cleaned):
         raise typer.Exit(LEFT_OVER)

@@ -216,6 +216,8 @@ def _folders_of(target: str, cwd: Path) -> Iterator[Path]:
             )
         yield named
         return
+    if not named.exists() and named.suffix != ".toml":
+        raise UsageError(f"{target}: no such folder; name the folder of a run, or a config")
     loaded = load_config(target, [])
     yield from _runs_below(cwd / loaded.output_dir, "*")
 
