@@ -1,24 +1,54 @@
-"""Where a run goes on is told in one line, with counts that read as English."""
+"""`--resume` may stand alone; where a run goes on is told in one line."""
 
 import pytest
 
-from loops_cookbook.cli.resuming import told
+from loops_cookbook.cli.resuming import told, with_resume_value
 from loops_cookbook.rundir.past import Past, SFTPast
+from loops_cookbook.rundir.rows import CheckpointRow
+
+
+def saved(update: int) -> CheckpointRow:
+    name = f"update-{update:06}"
+    return CheckpointRow(update=update, name=name, path=f"bt://{name}", folder=name, at=0.0)
 
 
 @pytest.mark.parametrize(
-    ("past", "sentence"),
+    ("given", "meant"),
     [
-        (SFTPast(recorded=1), "goes on after 1 update, from the first weights, 1 update"),
-        (Past(kept=(1,), again=(4,)), "1 update applied again, 1 cut group started again"),
-        (Past(kept=(1, 2), again=(4, 6)), "2 updates applied again, 2 cut groups started again"),
+        (["run", "a.toml", "--resume"], ["run", "a.toml", "--resume", ""]),
+        (["run", "--resume", "runs/a", "a.toml"], ["run", "--resume", "runs/a", "a.toml"]),
+        (["--resume", "--debug"], ["--resume", "", "--debug"]),
     ],
 )
-def test_one_is_told_as_one(past: Past | SFTPast, sentence: str) -> None:
-    """`1 kept batches are applied again` was told, and of an SFT run not from where."""
-    assert sentence in told(past)
+def test_resume_without_a_folder_means_the_newest(given: list[str], meant: list[str]) -> None:
+    assert with_resume_value(given) == meant
 
 
-def test_nothing_is_counted_that_is_not_there() -> None:
-    """`0 updates are applied again` was told."""
-    assert told(SFTPast()) == told(Past()) == "goes on after 0 updates, from the first weights"
+@pytest.mark.parametrize(
+    ("past", "line"),
+    [
+        (
+            SFTPast(checkpoints=(saved(110), saved(120)), recorded=129),
+            "goes on after update 129, from the checkpoint of update 120, "
+            "9 updates are applied again",
+        ),
+        (
+            SFTPast(checkpoints=(saved(120),), recorded=121),
+            "goes on after update 121, from the checkpoint of update 120, "
+            "1 update is applied again",
+        ),
+        (
+            SFTPast(checkpoints=(saved(120),), recorded=120),
+            "goes on after update 120, from the checkpoint of update 120",
+        ),
+        (SFTPast(), "goes on after update 0, from the first weights"),
+        (
+            Past(saved(10), (saved(10),), (11, 12)),
+            "goes on after update 12, from the checkpoint of update 10, "
+            "2 updates are applied again",
+        ),
+    ],
+)
+def test_it_is_told_where_a_run_goes_on(past: Past | SFTPast, line: str) -> None:
+    """Of one update it said `1 updates are`; of supervised fine-tuning no checkpoint at all."""
+    assert told(past) == line

@@ -73,6 +73,32 @@ def test_what_fits_is_found(saved_run: MakeRun, counting_plan) -> None:
     assert beside.path == start.path
 
 
+@pytest.mark.parametrize("working", ["elsewhere", "."])
+def test_a_config_names_a_run_beside_it_or_in_the_working_directory(
+    saved_run: MakeRun, counting_plan, project: Path, working: str
+) -> None:
+    run = saved_run()
+    runs = project / working / "runs"
+    runs.mkdir(parents=True, exist_ok=True)
+    run.rename(runs / "r")
+    plan = counting_plan('model.start_from="runs/r@2"')
+    loaded = replace(plan.loaded, working_directory=project / working)
+    start = start_of(replace(plan, loaded=loaded))
+    assert start is not None
+    assert start.located is not None
+    assert start.located.root == runs / "r"
+
+
+def test_a_run_that_is_in_neither_place_is_told_with_both(counting_plan, project: Path) -> None:
+    """It named the folder of the config alone, which may be inside the installed package."""
+    with pytest.raises(RunFolderError) as refused:
+        start_of(counting_plan('model.start_from="runs/none"'))
+    assert str(refused.value) == (
+        f"model.start_from: there is no folder 'runs/none' beside the config, in {project}, or in "
+        "the working directory; name that of a run"
+    )
+
+
 @pytest.mark.parametrize(
     ("model", "overrides", "words"),
     [

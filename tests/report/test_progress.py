@@ -2,7 +2,7 @@
 
 import io
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -245,6 +245,23 @@ def test_the_answer_is_what_the_run_came_to(plain: Seen) -> None:
     assert "no signal" not in answer  # it is the command's to say, and was said twice
     assert "0 → 2     0.250 → 0.750" in answer
     assert answer.endswith("\nrun: runs/a\n")
+
+
+def test_the_answer_of_a_run_that_went_on_is_of_all_of_it(plain: Seen) -> None:
+    """Curve and scores began where the run had gone on, as if it had been no better before."""
+    plain.progress.recall([step(1), step(2)], [evaluation(0, 0.25), evaluation(2, 0.5)])
+    plain.progress.run_started(replace(run_row(), resumed_from=2))
+    plain.progress.update(step(3))
+    plain.progress.evaluation(evaluation(3, 0.75))
+    plain.progress.run_ended("done", {})
+
+    assert plain.progress.closing is not None
+    assert [update for update, _ in plain.progress.closing.curve] == [1, 2, 3]
+    assert "0 → 3     0.250 → 0.750" in plain.answer.getvalue()
+    assert [line.split(":")[0] for line in plain.lines()] == [
+        "update 3/5",
+        "held_out after 3 updates",
+    ]
 
 
 def test_on_a_terminal_every_update_has_a_row_under_one_head(live: Seen) -> None:

@@ -155,16 +155,21 @@ def _require_same_scope(plan: AnyPlan, run: RecordedRun) -> None:
 def told(past: Past | SFTPast) -> str:
     """Where a run goes on, for people."""
     if isinstance(past, SFTPast):
-        update, loaded, again, cut = past.recorded, past.loaded, past.recorded - past.loaded, 0
+        loaded, again, groups = past.loaded, past.recorded - past.loaded, 0
+        update = past.recorded
     else:
         loaded = 0 if past.checkpoint is None else past.checkpoint.update
-        update, again, cut = past.update, len(past.kept), len(past.again)
+        again, groups, update = len(past.kept), len(past.again), past.update
     parts = [
-        f"goes on after {count(update, 'update')}",
+        f"goes on after update {update}",
         f"from the checkpoint of update {loaded}" if loaded else "from the first weights",
     ]
     if again:
-        parts.append(f"{count(again, 'update')} applied again")
-    if cut:
-        parts.append(f"{count(cut, 'cut group')} started again")
+        parts.append(f"{_are(again, 'update')} applied again")
+    if groups:
+        parts.append(f"{_are(groups, 'cut group')} started again")
     return ", ".join(parts)
+
+
+def _are(number: int, noun: str) -> str:
+    return f"{count(number, noun)} {'is' if number == 1 else 'are'}"

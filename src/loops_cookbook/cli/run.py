@@ -114,6 +114,8 @@ def _carry_out(
 
     async def work(recorder: Recorder, around: Surroundings) -> None:
         opened = partial(open_service, plan, folder, os.environ, rendering=around.rendering)
+        if resumed is not None:
+            progress.recall(resumed.run.steps(), resumed.run.evaluations())
         with SavePoints(folder) as savepoints:
             if isinstance(plan, SFTPlan):
                 memory = Memory[SFTPast](savepoints, start=start)

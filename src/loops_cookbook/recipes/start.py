@@ -50,8 +50,13 @@ def start_of(plan: AnyPlan) -> Start | None:
         return None
     loaded = plan.loaded
     places = (loaded.directory, loaded.working_directory)
-    name, _ = parted(reference)
-    beside = next((place for place in places if (place / name).is_dir()), places[0])
+    name = Path(parted(reference)[0]).expanduser()
+    beside = next((place for place in places if (place / name).is_dir()), None)
+    if beside is None and not (is_service_path(reference) or name.is_absolute()):
+        raise RunFolderError(
+            f"model.start_from: there is no folder {str(name)!r} beside the config, in "
+            f"{places[0]}, or in the working directory; name that of a run"
+        )
     try:
         return find_start(reference, plan, beside=beside)
     except UsageError as error:

@@ -9,7 +9,7 @@ and so are evaluations, each after the row of its update.
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
@@ -31,7 +31,7 @@ from loops_cookbook.records import (
     RunStatus,
     StepRow,
 )
-from loops_cookbook.report.closing import Closing
+from loops_cookbook.report.closing import TITLES, Closing
 from loops_cookbook.report.console import has_unicode, printable
 from loops_cookbook.report.table import UpdateTable
 from loops_cookbook.report.words import between, count, duration, measure, share
@@ -86,8 +86,8 @@ class Progress:
         self._evaluated = 0
         """Attempts of that set that have ended."""
         self._recent: deque[float] = deque(maxlen=_REMEMBERED_UPDATES)
-        self._curve: list[tuple[int, float]] = []
-        """The closing chart: the mean reward by update, or for SFT the loss."""
+        self._curves: dict[str, list[tuple[int, float]]] = {metric: [] for metric in TITLES}
+        """By update, what the closing chart may be of."""
         self._evaluations: dict[str, tuple[EvaluationRow, EvaluationRow]] = {}
         self.closing: Closing | None = None
         """What the run came to, once it has ended."""
@@ -117,6 +117,13 @@ class Progress:
         self._batch = row.attempts_per_update
         self._updates = row.resumed_from
 
+    def recall(self, steps: Iterable[StepRow], evaluations: Iterable[EvaluationRow]) -> None:
+        """Take in what a run that goes on did before, so that its end tells of all of it."""
+        for step in steps:
+            self._remember(step)
+        for row in evaluations:
+            self._compare(row)
+
     def attempt_ended(self, attempt: Attempt, purpose: str) -> None:
         """Count it."""
         if purpose == TRAIN:
@@ -145,8 +152,7 @@ class Progress:
         # In async mode attempts of later updates have ended by now.
         self._ended = max(0, self._ended - int(row.metrics.get("attempts/finished", self._ended)))
         self._rejected = 0
-        if (value := row.metrics.get(self._charted)) is not None:
-            self._curve.append((row.update, value))
+        self._remember(row)
         if (seconds := row.metrics.get("time/update")) is not None:
             self._recent.append(seconds)
         if self._live is not None:
@@ -162,8 +168,7 @@ class Progress:
 
     def evaluation(self, row: EvaluationRow) -> None:
         """Show its scores."""
-        first, _ = self._evaluations.get(row.set, (row, row))
-        self._evaluations[row.set] = (first, row)
+        self._compare(row)
         self._evaluating, self._evaluated = None, 0
         self._print_unseen()
         self._print(_scores(row))
@@ -185,7 +190,7 @@ class Progress:
             folder=self._folder,
             updates=self._updates,
             seconds=self._now() - self._begun,
-            curve=self._curve,
+            curve=self._curves[self._charted],
             charted=self._charted,
             evaluations=self._evaluations,
             counts=counts,
@@ -199,6 +204,15 @@ class Progress:
     @property
     def _charted(self) -> str:
         return "loss" if self._table.recipe == "sft" else "reward/all_mean"
+
+    def _remember(self, row: StepRow) -> None:
+        for metric, curve in self._curves.items():
+            if (value := row.metrics.get(metric)) is not None:
+                curve.append((row.update, value))
+
+    def _compare(self, row: EvaluationRow) -> None:
+        first, _ = self._evaluations.get(row.set, (row, row))
+        self._evaluations[row.set] = (first, row)
 
     def _is_due(self, seconds: float) -> bool:
         return self._now() - self._shown_at >= seconds
