@@ -71,7 +71,8 @@ def test_an_empty_file_is_refused(make_sft_plan: MakeSFTPlan, sft_project: Path)
     [
         (
             "training.batch_size=4",
-            "training.batch_size: found 4, and train.jsonl has 3 usable rows; use 3 or less",
+            "training.batch_size: found 4, more than the rows of train.jsonl that can be used; use "
+            "3 or less",
         ),
         (
             "training.batch_tokens=6",

@@ -91,6 +91,11 @@ def test_the_curve_says_what_it_shows_and_how_it_was_smoothed() -> None:
     assert many[2].endswith(", moving mean over 3 updates")
 
 
+def test_one_update_is_no_curve() -> None:
+    """A chart of one dot was drawn, with an axis from 0.473 to 0.573 for a value of 0.523."""
+    assert not any("by update" in line for line in closing(curve=[(1, 0.523)]).lines(width=80))
+
+
 def test_a_console_without_unicode_gets_ascii_alone() -> None:
     pair = (evaluation(0, 0.3), evaluation(5, 0.9))
 

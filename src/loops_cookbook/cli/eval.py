@@ -61,8 +61,8 @@ def evaluate(
             "--checkpoint",
             metavar="C",
             help="RUN_DIR (its last checkpoint), RUN_DIR@UPDATE, bt://... on hosted scopes, or "
-            f"`{BASE}`: the policy as its model is, which is meant where none is given. May be "
-            "given again; each is compared with the first.",
+            f"`{BASE}`: the policy as its model is. Where none is given: model.start_from, else "
+            f"`{BASE}`. May be given again; each is compared with the first.",
             show_default=False,
         ),
     ] = None,

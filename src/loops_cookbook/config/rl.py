@@ -111,7 +111,7 @@ class TrainingTable(StrictModel):
     evaluation is the best so far. 0: only those two."""
 
     keep: Annotated[int, Field(ge=0)] = 2
-    """Checkpoints that stay: so many of the newest, beside the last and the best."""
+    """Checkpoints that stay: so many of the newest, the last at least, and the best besides."""
 
     shuffle: bool = True
     """Whether each epoch draws the tasks in an order of its own."""

@@ -63,7 +63,7 @@ class SFTTrainingTable(StrictModel):
     the held-out loss is the lowest so far. 0: only those two."""
 
     keep: Annotated[int, Field(ge=0)] = 2
-    """Checkpoints that stay: so many of the newest, beside the last and the best."""
+    """Checkpoints that stay: so many of the newest, the last at least, and the best besides."""
 
     shuffle: bool = True
     """Whether each epoch takes the rows in an order of its own."""

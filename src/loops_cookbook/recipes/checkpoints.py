@@ -24,7 +24,7 @@ class CheckpointRules:
     every: int
     """Updates between two; 0: only the last, and the best."""
     keep: int
-    """The newest that stay, beside the last and the best."""
+    """The newest that stay, the last at least; the best stays besides."""
     is_loss: bool = False
     """Whether the best is the lowest."""
 

@@ -169,8 +169,8 @@ def _require_batch(train: DataSet, config: SFTConfig) -> None:
     training, rows = config.training, train.rows
     if training.batch_size is not None and training.batch_size > len(rows):
         raise ConfigError(
-            f"training.batch_size: found {training.batch_size}, and {config.data.train} has "
-            f"{len(rows)} usable rows; use {len(rows)} or less"
+            f"training.batch_size: found {training.batch_size}, more than the rows of "
+            f"{config.data.train} that can be used; use {len(rows)} or less"
         )
     longest = max(rows, key=lambda row: row.tokens)
     if training.batch_tokens is not None and longest.tokens > training.batch_tokens:

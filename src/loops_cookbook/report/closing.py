@@ -39,7 +39,8 @@ class Closing:
         """At most `width` characters each, the last one apart."""
         told = [self._end(), ""]
         curve = smoothed(self.curve)
-        if drawn := chart(curve, width=min(width, _WIDEST), unicode=unicode):
+        is_curve = len(curve.values) > 1  # one value is in the line of its update
+        if is_curve and (drawn := chart(curve, width=min(width, _WIDEST), unicode=unicode)):
             means = f", moving mean over {curve.window} updates" if curve.window > 1 else ""
             told += [f"{TITLES[self.charted]}, by update{means}", *drawn, ""]
         if self.evaluations:
