@@ -7,6 +7,9 @@ import pytest
 from typer.testing import CliRunner
 
 from loops_cookbook.cli.app import app
+from loops_cookbook.records import RunRow
+from loops_cookbook.rundir.layout import RunFolder
+from loops_cookbook.rundir.rows import CheckpointRow
 
 COUNTING = "examples/counting/train.toml"
 
@@ -43,3 +46,33 @@ def test_a_refusal_is_json_where_the_answer_would_be() -> None:
     told = json.loads(result.stdout)
     assert told["exit_status"] == result.exit_code == 2
     assert "there is no folder" in told["errors"][0]
+
+
+def test_a_copy_of_a_run_is_not_taken_for_the_run() -> None:
+    """Both have their checkpoints under the same paths, and the first one was evaluated twice."""
+    model = {"name": "models/counting", "lora_rank": 16, "lora_alpha": 32.0}
+    run = RunRow(
+        run="r",
+        started_at=0.0,
+        recipe="rl",
+        scope="local",
+        model="models/counting",
+        updates=2,
+        attempts_per_update=4,
+        tasks={},
+        service={},
+        versions={},
+        config_path="train.toml",
+        config={"model": model},
+    )
+    path = "bt://loops:r/weights/u2"
+    row = CheckpointRow(update=2, name="u2", path=path, folder="checkpoints/r/weights/u2", at=0.0)
+    for name in ("a", "b"):
+        folder = RunFolder(Path(name))
+        (folder.checkpoints / "r" / "weights" / "u2").mkdir(parents=True)
+        folder.run.write_text(json.dumps(run.to_json()))
+        folder.checkpoint_rows.write_text(json.dumps(row.to_json()) + "\n")
+    asked = ["eval", COUNTING, "--checkpoint", "a", "--checkpoint", "b"]
+    result = CliRunner().invoke(app, asked)
+    assert result.exit_code == 2
+    assert f"a and b: both are {path} to the engine" in result.stderr

@@ -15,9 +15,9 @@ import anyio
 import pytest
 
 from loops_cookbook.errors import RunFolderError, UsageError
-from loops_cookbook.recipes.cleanup import clean, run_folders
+from loops_cookbook.recipes.cleanup import clean, clean_up_before, run_folders
 from loops_cookbook.records import RunRow
-from loops_cookbook.rundir.layout import RunFolder, new_run_folder
+from loops_cookbook.rundir.layout import RunFolder, locked, new_run_folder
 from loops_cookbook.sandboxes import blaxel_sdk
 from loops_cookbook.sandboxes import ledger as ledgers
 from loops_cookbook.sandboxes.base import Entry
@@ -98,6 +98,18 @@ def test_what_a_killed_run_left_is_released_and_again_there_is_nothing_to_do(
     assert sleepers() == 0
     assert open_entries(folder.sandboxes) == ()
     assert anyio.run(clean, folder.root).lines == []
+
+
+def test_a_run_that_goes_on_releases_what_it_left_itself(
+    folder: RunFolder, owner: subprocess.Popen[bytes]
+) -> None:
+    """It stayed as long as the run went on, for `loops cleanup` leaves a living run alone."""
+    owner.send_signal(signal.SIGKILL)
+    owner.wait()
+    with locked(folder):
+        cleaned = anyio.run(clean_up_before, folder)
+    assert cleaned.released == [place.name for place in places(folder)]
+    assert sleepers() == 0
 
 
 def test_a_run_that_lives_is_left_alone(folder: RunFolder, owner: subprocess.Popen[bytes]) -> None:

@@ -65,6 +65,13 @@ def test_differences_that_come_to_nothing_but_for_rounding_are_chance() -> None:
     assert sign_flip(values) == 1.0
 
 
+def test_the_same_difference_on_all_tasks_has_no_interval() -> None:
+    """Two tasks that both policies solve had one of [0.000, 0.000]."""
+    found = difference([1.0, 1.0], [1.0, 1.0])
+    assert found is not None
+    assert found.interval is None
+
+
 def test_more_tasks_are_drawn_close_to_what_counting_gives() -> None:
     rng = np.random.default_rng(4)
     values = rng.normal(0.4, 1.0, size=EXACT + 2)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from loops_cookbook.recipes.intervals import Ratio, ratio_intervals, share_interval, wilson
 
-shares = st.lists(st.floats(0, 1), min_size=2, max_size=30)
+shares = st.lists(st.floats(0, 1), min_size=2, max_size=30).filter(lambda s: max(s) - min(s) > 1e-6)
 
 
 def interval(parts: list[float], weights: list[float] | None = None) -> tuple[float, float] | None:
@@ -58,6 +58,12 @@ def test_a_task_without_a_reward_counts_in_nothing() -> None:
 @pytest.mark.parametrize("weights", [[1.0], [1.0, 0.0], [0.0, 0.0]])
 def test_fewer_than_two_tasks_have_no_interval(weights: list[float]) -> None:
     assert interval([1.0] * len(weights), weights) is None
+
+
+def test_tasks_that_are_all_alike_tell_no_interval() -> None:
+    """They had one without a width, such as [0.000, 0.000] of two tasks."""
+    assert interval([0.1] * 7) is None
+    assert interval([0.3, 0.6], [1.0, 2.0]) is None
 
 
 def test_a_share_of_which_all_tasks_are_is_not_certain() -> None:

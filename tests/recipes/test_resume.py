@@ -453,6 +453,18 @@ async def test_a_run_goes_on_without_the_folder_of_its_transcripts(
     assert again.run.run.status == "done"
 
 
+async def test_a_run_whose_trainer_keeps_nothing_is_not_resumed(runnable, tmp_path: Path) -> None:
+    """Killed before its first update it began anew over its old rows, with more attempts finished
+    than started."""
+    plan = runnable(*RL)
+    folder = new_run_folder("runs", tmp_path)
+    await carry_out(plan, folder)
+    for path in (folder.starts, folder.checkpoint_rows, folder.steps):
+        path.unlink()
+    with pytest.raises(RunFolderError, match="its trainer has no `save` and `load`"):
+        read_past(open_run(folder.root), group_size=GROUP_SIZE)
+
+
 def recorded(plan: Plan, folder: RunFolder, **fields: object) -> RunRow:
     config = plan.config.model_dump(mode="json", by_alias=True)
     row = replace(row_of(plan), config=config, config_path=str(plan.loaded.path))

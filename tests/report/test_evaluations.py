@@ -75,6 +75,6 @@ def test_a_lower_loss_is_better() -> None:
     compared = compare(first, second)
     assert compared is not None
     assert evaluation_lines([first], [compared])[-2:] == [
-        "       difference                p     better   worse   equal",
-        "loss   -0.250 [-0.250, -0.250]   0.5   2        0       0",
+        "       difference   p     better   worse   equal",
+        "loss   -0.250       0.5   2        0       0",
     ]

@@ -79,3 +79,19 @@ def test_a_disk_that_is_full_stops_the_run_and_leaves_no_part(tmp_path: Path) ->
     (tmp_path / "updates").write_text("a file where the folder should be")
     with pytest.raises(RunStopped, match="cannot be written"):
         UpdateStore(tmp_path / "updates").keep(kept())
+
+
+def test_what_cannot_be_deleted_stops_the_run_only_where_it_would_be_applied(
+    tmp_path: Path,
+) -> None:
+    """The system's own error ended the command as a bug, with attempts that no row told of."""
+    store = UpdateStore(tmp_path / "updates")
+    (tmp_path / "updates" / "000003.npz").mkdir(parents=True)
+    store.drop(3)
+    with pytest.raises(RunStopped, match=r"000003\.npz cannot be deleted"):
+        store.forget(3)
+
+
+def test_forgetting_what_was_never_kept_is_no_fault(tmp_path: Path) -> None:
+    (tmp_path / "updates").write_text("in the way")
+    UpdateStore(tmp_path / "updates").forget(3)

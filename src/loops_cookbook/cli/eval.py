@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from itertools import combinations
 from typing import Annotated
 
 import typer
@@ -101,7 +102,20 @@ def candidates_of(plan: AnyPlan, references: Sequence[str]) -> list[Candidate]:
     names = [candidate.name for candidate in found]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise UsageError(f"--checkpoint {twice}: is given twice; name each policy once")
+    _require_apart([each.start for each in found if each.start is not None])
     return found
+
+
+def _require_apart(starts: Sequence[Start]) -> None:
+    """Refuse checkpoints of one path in two folders: the service would load one of them twice."""
+    for start, other in combinations(starts, 2):
+        is_copy = start.located and other.located and start.path == other.path
+        if is_copy and start.is_here:
+            raise UsageError(
+                f"--checkpoint {start.name} and {other.name}: both are {start.path} to the "
+                "engine, since one folder is the other, or a copy of it; evaluate a copy by a "
+                "command of its own"
+            )
 
 
 def _own(plan: AnyPlan) -> str | Start:

@@ -21,6 +21,7 @@ from loops_cookbook.cli.resuming import Resumed, ResumeOption, find_resumed, tol
 from loops_cookbook.config.environment import read_environment
 from loops_cookbook.config.load import load_config
 from loops_cookbook.recipes.check import warnings_of
+from loops_cookbook.recipes.cleanup import clean_up_before
 from loops_cookbook.recipes.confirm import confirm
 from loops_cookbook.recipes.launch import (
     open_service,
@@ -113,9 +114,11 @@ def _carry_out(
     )
 
     async def work(recorder: Recorder, around: Surroundings) -> None:
-        opened = partial(open_service, plan, folder, os.environ, rendering=around.rendering)
         if resumed is not None:
             progress.recall(resumed.run.steps(), resumed.run.evaluations())
+            for line in (await clean_up_before(folder)).lines:
+                recorder.note("info", line)
+        opened = partial(open_service, plan, folder, os.environ, rendering=around.rendering)
         with SavePoints(folder) as savepoints:
             if isinstance(plan, SFTPlan):
                 memory = Memory[SFTPast](savepoints, start=start)

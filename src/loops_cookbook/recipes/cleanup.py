@@ -109,14 +109,29 @@ async def clean(root: Path, *, dry_run: bool = False) -> Cleaned:
     folder, cleaned = RunFolder(root), Cleaned(root)
     try:
         with locked(folder):
-            if folder.sandboxes.exists():
-                await _Cleaning(folder, cleaned).carry_out(dry_run=dry_run)
+            await _clean(folder, cleaned, dry_run=dry_run)
             cleaned.hosted = _hosted(folder)
     except RunFolderError as error:
         if not _is_held(folder):
             raise
         cleaned.alive = str(error)
     return cleaned
+
+
+async def clean_up_before(folder: RunFolder) -> Cleaned:
+    """Release what a run left that goes on; for the process that holds its folder.
+
+    Raises:
+        RunFolderError: the ledger is damaged.
+    """
+    cleaned = Cleaned(folder.root)
+    await _clean(folder, cleaned, dry_run=False)
+    return cleaned
+
+
+async def _clean(folder: RunFolder, cleaned: Cleaned, *, dry_run: bool) -> None:
+    if folder.sandboxes.exists():
+        await _Cleaning(folder, cleaned).carry_out(dry_run=dry_run)
 
 
 class _Cleaning:

@@ -39,7 +39,7 @@ class Difference(Row):
     difference: float
     """Second minus first."""
     interval: Interval | None
-    """Of the difference; None of one task."""
+    """Of the difference; None of one task, or of the same difference on all."""
     p_value: float
     better: int
     """Tasks on which the second is; of a loss, on which it is lower."""

@@ -5,7 +5,8 @@ Each score is a ratio of sums over tasks, as of rewards and of attempts with a r
 is the percentile bootstrap's over tasks. A share (a mean of rewards that are 0 or 1 is one) whose
 every task came out wholly one way or the other, as all do with one attempt each, has Wilson's
 interval in its place, with tasks counted: resampling tasks that are all solved would claim that
-nothing can fail. A set of one task has no interval.
+nothing can fail. A set of one task has no interval, and neither have other scores of tasks that are
+all alike, for the same reason.
 The draws are seeded, so the same evaluation has the same intervals.
 
 Sources: Efron and Tibshirani 1993, chapter 13 (percentile); Wilson 1927, JASA 22.
@@ -42,7 +43,7 @@ class Ratio:
 def ratio_intervals(ratios: Sequence[Ratio]) -> list[Interval | None]:
     """Bootstrap intervals of scores over the same tasks, all from the same draws.
 
-    None for a score that counts fewer than two tasks.
+    None for a score that counts fewer than two tasks, or tasks that are all alike.
     """
     tasks = len(ratios[0].parts) if ratios else 0
     if tasks < 2:
@@ -65,7 +66,7 @@ def share_interval(ratio: Ratio, bootstrapped: Interval | None) -> Interval | No
         bootstrapped: what `ratio_intervals` gave for it.
     """
     pairs = [(p, w) for p, w in zip(ratio.parts, ratio.weights, strict=True) if w]
-    if bootstrapped is None or any(p not in (0, w) for p, w in pairs):
+    if len(pairs) < 2 or any(p not in (0, w) for p, w in pairs):
         return bootstrapped
     share = math.fsum(p for p, _ in pairs) / math.fsum(w for _, w in pairs)
     return wilson(share, len(pairs))
@@ -97,8 +98,10 @@ def resampled_sums(columns: Floats) -> Floats:
     return sums
 
 
-def percentiles(values: Floats) -> Interval:
-    """The middle `LEVEL` of some values."""
+def percentiles(values: Floats) -> Interval | None:
+    """The middle `LEVEL` of some values; None where they are all one, up to rounding."""
+    if np.allclose(values, values[0], rtol=1e-9, atol=1e-12):
+        return None
     tail = (1 - LEVEL) / 2
     low, high = np.quantile(values, (tail, 1 - tail))
     return float(low), float(high)

@@ -26,7 +26,6 @@ from loops_cookbook.rollouts.keeper import Keeper, open_group, open_keeper
 from loops_cookbook.rollouts.stall import Narrator
 from loops_cookbook.rollouts.watchdog import watch_event_loop
 from loops_cookbook.rundir.past import Past
-from loops_cookbook.runtimes.base import Clocks
 from loops_cookbook.services.base import ServiceFactory
 
 
@@ -117,7 +116,7 @@ class _Run:
             self.narrator.look_at(keeper, context.limits)
             memory = self._around.memory
             run = RLRun(self._plan, service, context, self._recorder, self.narrator, memory)
-            bound = _longest(self._plan.clocks)
+            bound = self._plan.clocks.longest
             watched = watch_event_loop(bound_seconds=bound, on_end=self._blocked(run))
             async with watched, runtime:
                 try:
@@ -139,12 +138,3 @@ class _Run:
                 self._around.end_process("failed", [why])
 
         return told
-
-
-def _longest(clocks: Clocks) -> float:
-    return max(
-        clocks.rollout_seconds,
-        clocks.setup_seconds,
-        clocks.grading_seconds,
-        clocks.release_seconds,
-    )

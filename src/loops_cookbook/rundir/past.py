@@ -127,6 +127,12 @@ def read_past(run: RecordedRun, *, group_size: int) -> Past:
     store = UpdateStore(run.folder.updates)
     checkpoints = tuple(kept_checkpoints(run))
     steps = run.steps()
+    starts, rollouts = run.starts(), run.rollouts()
+    if rollouts and not starts:
+        raise RunFolderError(
+            f"{run.folder.root} cannot be resumed: its trainer has no `save` and `load`, so "
+            "nothing was kept of it; begin another run"
+        )
     kept = _kept(run.folder.root, store, checkpoints, steps)
     base = Past(checkpoints[-1] if checkpoints else None, checkpoints, kept)
     recorded = steps[-1].update if steps else 0
@@ -135,9 +141,9 @@ def read_past(run: RecordedRun, *, group_size: int) -> Past:
         rows = cast("list[Row]", store.read(base.update).facts["rows"])
         unrecorded = [rollout_row(row) for row in rows]
     records = Records(
-        starts=run.starts(),
+        starts=starts,
         groups=run.groups(),
-        rollouts=run.rollouts(),
+        rollouts=rollouts,
         transcripts=sorted(path.name for path in run.folder.transcripts.glob("*.json")),
     )
     past = past_of(base, records, unrecorded, group_size=group_size)
@@ -212,9 +218,7 @@ def past_of(base: Past, records: Records, sent: Sequence[RolloutRow], *, group_s
         next_serial=max(starts, default=-1) + 1,
         attempts_started=starts.total() * group_size,
         told=tuple(row for row in records.rollouts if id(row) not in apart),
-        rejected=tuple(
-            (tuple(last(serial)), _rejection(row)) for serial, row in sorted(pending.items())
-        ),
+        rejected=tuple((tuple(last(s)), _rejection(row)) for s, row in sorted(pending.items())),
         drafted=(*(row for serial in drafted for row in last(serial)), *sent),
         lost=tuple(lost),
         missing=missing,

@@ -64,10 +64,7 @@ class UpdateStore:
         except OSError as error:
             with suppress(OSError):
                 beside.unlink()
-            raise RunStopped(
-                f"{path} cannot be written ({error.strerror or error}): make room for it or give "
-                "access to its folder, then resume"
-            ) from error
+            raise _stopped(path, "written", error) from error
 
     def read(self, update: int) -> KeptUpdate:
         """An update that was kept.
@@ -92,17 +89,35 @@ class UpdateStore:
         return sorted(int(name) for name in names if name.isdecimal())
 
     def forget(self, update: int) -> None:
-        """Forget an update that is not known to be applied, and shall not be applied again."""
-        self._path(update).unlink(missing_ok=True)
+        """Forget an update that is not known to be applied, and shall not be applied again.
+
+        Raises:
+            RunStopped: it stays, and is applied when the run goes on.
+        """
+        path = self._path(update)
+        try:
+            path.unlink()
+        except (FileNotFoundError, NotADirectoryError):
+            pass
+        except OSError as error:
+            raise _stopped(path, "deleted", error) from error
 
     def drop(self, last: int) -> None:
-        """Forget every update up to this one, which a checkpoint has."""
+        """Forget every update up to this one, which a checkpoint has; one that stays harms none."""
         for update in self.kept():
             if update <= last:
-                self._path(update).unlink(missing_ok=True)
+                with suppress(OSError):
+                    self._path(update).unlink()
 
     def _path(self, update: int) -> Path:
         return self._folder / f"{update:06}{_SUFFIX}"
+
+
+def _stopped(path: Path, what: str, error: OSError) -> RunStopped:
+    return RunStopped(
+        f"{path} cannot be {what} ({error.strerror or error}): make room for it or give access to "
+        "its folder, then resume"
+    )
 
 
 def _encoded(kept: KeptUpdate) -> bytes:
