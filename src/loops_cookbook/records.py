@@ -77,6 +77,8 @@ class RunRow(Row):
     """When it was resumed, each time."""
     resumed_from: int = 0
     """Updates that it had when it was resumed last."""
+    resume_command: str | None = None
+    """What goes on with it, typed where it was begun; None: nothing does."""
     counts: Mapping[str, int] = field(default_factory=dict[str, int])
     """`StepRow.totals` as they last were."""
     service: Mapping[str, str | int]

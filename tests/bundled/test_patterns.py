@@ -256,6 +256,24 @@ def test_a_service_of_ones_own_runs_from_end_to_end(copied: Callable[[str], Path
     assert "mean reward of all graded attempts, by update" in run.with_name("log.txt").read_text()
 
 
+def test_a_service_of_ones_own_is_resumed_with_what_it_saved(
+    copied: Callable[[str], Path],
+) -> None:
+    config = copied("own_service")
+    settings = [f"--set={setting}" for setting in (*SMALL, "training.group_size=32")]
+    assert loops("run", config, *settings, cwd=config.parents[1]).status == 0
+    (run,) = config.parents[1].rglob("run.json")
+    more = [*settings, "--set=training.updates=3"]
+    ended = loops("run", config, *more, f"--resume={run.parent}", cwd=config.parents[1])
+    assert ended.status == 0, ended.err
+    steps = [json.loads(line) for line in run.with_name("steps.jsonl").read_text().splitlines()]
+    assert [step["policy/version"] for step in steps] == [1, 2, 3]
+    assert [path.name for path in sorted((run.parent / "kept").iterdir())] == [
+        "update-000002.npz",
+        "update-000003.npz",
+    ]
+
+
 @pytest.mark.slow
 def test_a_service_of_ones_own_learns(copied: Callable[[str], Path]) -> None:
     config = copied("own_service")

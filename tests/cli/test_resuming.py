@@ -1,8 +1,11 @@
 """`--resume` may stand alone; where a run goes on is told in one line."""
 
+import shlex
+from pathlib import Path
+
 import pytest
 
-from loops_cookbook.cli.resuming import told, with_resume_value
+from loops_cookbook.cli.resuming import resume_command, told, with_resume_value
 from loops_cookbook.rundir.past import Past, SFTPast
 from loops_cookbook.rundir.rows import CheckpointRow
 
@@ -52,3 +55,16 @@ def test_resume_without_a_folder_means_the_newest(given: list[str], meant: list[
 def test_it_is_told_where_a_run_goes_on(past: Past | SFTPast, line: str) -> None:
     """Of one update it said `1 updates are`; of supervised fine-tuning no checkpoint at all."""
     assert told(past) == line
+
+
+def test_the_command_that_goes_on_has_all_that_the_first_one_had() -> None:
+    settings = ["training.updates=9", 'model.name="a b"']
+    told = resume_command("train.toml", settings, "remote", Path(".env.gpu"), Path("/runs/a"))
+    assert shlex.split(told) == [
+        *("loops", "run", "train.toml"),
+        *("--set", "training.updates=9", "--set", 'model.name="a b"'),
+        *("--scope", "remote", "--env-file", ".env.gpu", "--resume", "/runs/a"),
+    ]
+    assert resume_command("train.toml", [], None, None, Path("/runs/a")) == (
+        "loops run train.toml --resume /runs/a"
+    )

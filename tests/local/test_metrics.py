@@ -95,4 +95,5 @@ async def test_the_version_says_what_serves_what() -> None:
         "model": "tiny",
         "max_seq_len": 32,
         "lora_rank": 4,
+        "checkpoints": False,
     }

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -151,8 +152,13 @@ class Camera:
 
     def shoot(self) -> None:
         shot = self._album / f"{len(self.shots):04}" / self._folder.root.name
-        shutil.copytree(self._folder.root, shot)
+        shutil.copytree(self._folder.root, shot, copy_function=_copied)
         self.shots.append(shot)
+
+
+def _copied(source: str, target: str) -> None:
+    """Transcripts are many, and never written again."""
+    (os.link if "/transcripts/" in source else shutil.copyfile)(source, target)
 
 
 def watched(kind: type, camera: Camera | None) -> type:

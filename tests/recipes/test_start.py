@@ -144,7 +144,14 @@ def test_a_model_is_the_same_by_its_folder_and_not_by_what_it_is_called(
         (False, "r", "local", "use that service's scope"),
         (True, "bt://loops:r/weights/u2", "local", "use that service's scope"),
         (True, "r", "serverless", "use --scope local"),
-        (False, "r", "tinker", "loads no checkpoints over the Tinker API"),
+        (
+            False,
+            "r",
+            "tinker",
+            "of another service, and scope 'tinker' loads paths that begin with",
+        ),
+        (True, "r", "tinker", "use --scope local"),
+        (True, "tinker://x/weights/y", "serverless", "loads paths that begin with bt://"),
     ],
 )
 def test_a_scope_loads_what_its_service_keeps(
@@ -155,9 +162,19 @@ def test_a_scope_loads_what_its_service_keeps(
         find_start(reference, counting_plan(scope=scope))
 
 
-def test_a_service_s_own_path_needs_no_run_here(counting_plan) -> None:
-    start = find_start("bt://loops:x/weights/y", counting_plan(scope="serverless"))
-    assert (start.path, start.is_here) == ("bt://loops:x/weights/y", False)
+@pytest.mark.parametrize(
+    ("path", "scope"),
+    [
+        ("bt://loops:x/weights/y", "serverless"),
+        ("bt://loops:x/weights/y", None),
+        ("tinker://x/weights/y", "tinker"),
+    ],
+)
+def test_a_service_s_own_path_needs_no_run_here(
+    make_plan: Callable[..., Plan], path: str, scope: str | None
+) -> None:
+    start = find_start(path, make_plan(scope=scope))
+    assert (start.path, start.is_here) == (path, False)
 
 
 def test_a_checkpoint_is_placed_without_its_optimizer_and_as_it_was_then(

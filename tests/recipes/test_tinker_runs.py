@@ -1,20 +1,24 @@
 """Whole runs over the Tinker API, with a double of the SDK, in virtual time."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import pytest
-from tests.recipes.test_hosted_runs import SHORTER
+from tests.recipes.test_hosted_runs import SHORTER, Opening, keep_on, planned
 from tests.recipes.test_rl import row_of
 from tests.recipes.test_sft import row_of as sft_row_of
-from tests.services.tinker_double import KEY, MODEL, STUCK, TinkerDouble
+from tests.services.tinker_double import KEY, MODEL, STUCK, APIStatusError, TinkerDouble
 from trio.testing import MockClock
 
-from loops_cookbook.errors import ServiceUnavailable
+from loops_cookbook.errors import ServiceRefused, ServiceUnavailable
+from loops_cookbook.recipes.before import Before, before
+from loops_cookbook.recipes.memory import Memory
 from loops_cookbook.recipes.rl import run_rl
 from loops_cookbook.recipes.sft import run_sft
 from loops_cookbook.rundir.layout import RunFolder, new_run_folder
+from loops_cookbook.rundir.past import SFTPast
 from loops_cookbook.rundir.write import RunWriter
 from loops_cookbook.services.tinker import TinkerOptions, tinker_service
 
@@ -116,3 +120,73 @@ async def test_a_trainer_that_is_gone_ends_the_run(runnable, project: Path) -> N
     told = json.loads((folder / "run.json").read_text())
     assert told["status"] == "failed"
     assert double.is_closed
+
+
+def on(double: TinkerDouble) -> Opening:
+    network = httpx.MockTransport(double)
+
+    def opening(known: Before):
+        options = replace(OPTIONS, first_version=known.updates)
+        return lambda: tinker_service(options, sdk=double, network=network)
+
+    return opening
+
+
+async def test_a_run_goes_on_with_an_adapter_of_its_own(runnable, project: Path) -> None:
+    """It is loaded before anything else is asked of the adapter, and versions go on."""
+    plan = planned(runnable, project, "training.updates=5")
+    whole, folder = TinkerDouble(), new_run_folder("runs", project)
+    expected = await keep_on(on(whole), plan, new_run_folder("runs", project))
+
+    first = TinkerDouble(faults=[("forward_backward result", APIStatusError("no", 400))])
+    after = first.faults.pop()
+
+    async def failing(adam_params):
+        if len(first.steps) == 3:
+            first.faults.append(after)
+        return await TinkerDouble.optim_step_async(first, adam_params)
+
+    first.optim_step_async = failing
+    with pytest.raises(ServiceRefused):
+        await keep_on(on(first), plan, folder)
+    path = "tinker://model-1/weights/update-000002"
+    assert list(first.kept) == [path]
+
+    second = TinkerDouble(kept=first.kept, model_id="model-2")
+    again = await keep_on(on(second), plan, folder)
+    assert second.loaded == [(path, True)]
+    assert second.calls.index("load_state") < second.calls.index("save_weights_for_sampler")
+    assert second.saved == ["begin-3-life1-v3", "update-4-life1-v4", "update-5-life1-v5"]
+    assert [step.said for step in second.steps] == [step.said for step in whole.steps]
+    assert len(second.batches) == 5
+    versions = [row.metrics["policy/version"] for row in again.steps()]
+    assert versions == [row.metrics["policy/version"] for row in expected.steps()]
+    assert [row.path for row in again.checkpoints()][-1] == "tinker://model-2/weights/update-000005"
+
+
+async def test_a_run_starts_from_a_checkpoint_without_its_optimizer(
+    runnable, project: Path
+) -> None:
+    theirs = "tinker://model-0/weights/u9"
+    double = TinkerDouble(kept={theirs: [("their batch", "their step")]})
+    folder = new_run_folder("runs", project)
+    await keep_on(on(double), planned(runnable, project), folder, start=theirs)
+    assert double.loaded == [(theirs, False)]
+    assert double.saved[0] == "begin-0-v0"
+    assert double.batches[0] == "their batch"
+    assert len(double.batches) == 4
+
+
+async def test_rows_are_sampled_before_the_first_update_of_a_run_that_goes_on(
+    make_sft_plan, sft_project: Path
+) -> None:
+    """Nothing was published for it: the run was killed before its first checkpoint."""
+    double = TinkerDouble()
+    plan = make_sft_plan("compute.scope='tinker'", "evaluation.samples=1", "evaluation.every=0")
+    folder = new_run_folder("runs", sft_project)
+    with RunWriter(folder) as writer:
+        memory = Memory[SFTPast](past=SFTPast(), life=1)
+        opened = on(double)(before(memory))
+        await run_sft(plan, opened, writer, sft_row_of(plan), None, memory)
+    assert double.saved[0] == "update-0-life1-v0"
+    assert len(double.steps) == 2

@@ -115,3 +115,11 @@ def test_a_loss_is_charted_under_its_name_and_told_before_and_after() -> None:
 
     assert "mean loss of the trained tokens, by update" in lines
     assert "held_out     0 -> 9    3.500 -> 0.250   - -> 0.500   - -> 50.0%" in lines
+
+
+def test_the_last_line_says_how_to_go_on() -> None:
+    lines = closing(status="failed", onward="go on with: loops run c.toml --resume runs/a").lines(
+        width=20
+    )
+
+    assert lines[-2:] == ["run: runs/a", "go on with: loops run c.toml --resume runs/a"]

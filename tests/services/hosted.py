@@ -1,7 +1,8 @@
 """Hosted Loops in one function: a control plane, a trainer and a sampler, with a script of faults.
 
 It stands behind `httpx.MockTransport`. What was applied is counted by idempotency key, as the real
-service does, so a test can tell an operation that was repeated from one that was applied twice.
+service does, so a test can tell an operation that was repeated from one that was applied twice; the
+weights are the batches that made them. Another run of the same workspace has its checkpoints.
 """
 
 import json
@@ -13,6 +14,7 @@ from typing import Any
 from urllib.parse import unquote
 
 import httpx
+from tests.services.loops_server import digest
 
 MODEL = "Qwen/Qwen3-8B"
 KEY = "sk-of-the-workspace"
@@ -31,6 +33,11 @@ def dropped(act: Callable[[], httpx.Response]) -> httpx.Response:
     """Do it, and lose the answer."""
     act()
     raise httpx.ReadError("the connection was lost")
+
+
+def usual(act: Callable[[], httpx.Response]) -> httpx.Response:
+    """Answer as usual, for a fault that is to come later."""
+    return act()
 
 
 def unreachable(_: Callable[[], httpx.Response]) -> httpx.Response:
@@ -54,6 +61,11 @@ class Hosted:
     """How often sessions, runs, operations were made or applied."""
     operations: dict[str, tuple[str, dict[str, Any]]] = field(default_factory=dict)
     steps: int = 0
+    run: str = "run-1"
+    weights: list[str] = field(default_factory=list[str])
+    gradients: list[str] = field(default_factory=list[str])
+    saved: dict[str, tuple[list[str], int]] = field(default_factory=dict)
+    """Of the workspace: weights and steps by path."""
     is_woken: bool = False
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
@@ -91,7 +103,7 @@ class Hosted:
             return httpx.Response(200, json={"session": {"id": "session-1"}})
         if path.endswith("/trainers"):
             self.made["run"] += 1
-            run = {"id": "run-1", "base_model": MODEL, "base_url": "https://trainer/run-1"}
+            run = {"id": self.run, "base_model": MODEL, "base_url": f"https://trainer/{self.run}"}
             deployment = None if self.is_serverless else "deployment-1"
             return httpx.Response(200, json={"run": {**run, "deployment_id": deployment}})
         if path.endswith("/samplers"):
@@ -111,13 +123,13 @@ class Hosted:
 
     def trainer(self, request: httpx.Request, path: str, body: dict[str, Any]) -> httpx.Response:
         """The trainer, once it is healthy."""
-        path = path.removeprefix("/run-1")
+        path = path.removeprefix(f"/{self.run}")
         if path == "/health":
             if self.statuses:
                 del self.statuses[0]
                 return httpx.Response(503, json={"detail": "starting"})
             return httpx.Response(200)
-        assert request.headers["x-run-id"] == "run-1"
+        assert request.headers["x-run-id"] == self.run
         if path.startswith("/operations/"):
             name, sent = self.operations[path.removeprefix("/operations/")]
             return done(self.result(name, sent))
@@ -129,8 +141,25 @@ class Hosted:
         if key not in self.operations:
             self.operations[key] = (name, body)
             self.made[name] += 1
-            self.steps += name == "optim_step"
+            self.apply(name, body)
         return httpx.Response(202, json={"operation_id": key, "schema_version": 1})
+
+    def apply(self, name: str, body: dict[str, Any]) -> None:
+        """What an operation does to the weights."""
+        match name:
+            case "forward_backward":
+                self.gradients.append(digest(body["data"]))
+            case "optim_step":
+                self.weights = [*self.weights, "+".join(self.gradients)]
+                self.gradients, self.steps = [], self.steps + 1
+            case "save_state":
+                path = f"bt://loops:{self.run}/weights/{body['name']}"
+                self.saved[path] = (self.weights, self.steps)
+            case "load_state" | "load_state_with_optimizer":
+                self.weights, steps = self.saved[body["path"]]
+                self.steps = steps if name.endswith("optimizer") else 0
+            case _:
+                pass
 
     def result(self, name: str, body: dict[str, Any]) -> dict[str, Any]:
         """What an operation comes to."""
@@ -147,8 +176,13 @@ class Hosted:
             case "optim_step":
                 return {"metrics": {"grad_norm": 0.5}}
             case "save_weights_for_sampler":
-                path = f"bt://loops:run-1/sampler_weights/{body['name']}"
+                path = f"bt://loops:{self.run}/sampler_weights/{body['name']}"
                 return {"version": self.steps, "path": path}
+            case "save_state":
+                path = f"bt://loops:{self.run}/weights/{body['name']}"
+                return {"mode": "full", "path": path}
+            case "load_state" | "load_state_with_optimizer":
+                return {"step": self.steps}
             case "sample":
                 return samples(body)
             case _:

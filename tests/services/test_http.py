@@ -100,7 +100,8 @@ async def training(
     async with open_transport(
         "http://trainer", patience=Patience(60.0), network=httpx.MockTransport(server)
     ) as transport:
-        yield HttpTrainer(transport, model="m", **{"run_id": "run_x", **options})
+        named = {"run_id": "run_x", "beginning": "b", **options}
+        yield HttpTrainer(transport, model="m", **named)
 
 
 class TestKeys:
@@ -109,14 +110,14 @@ class TestKeys:
         assert re.fullmatch("[0-9a-f]{32}", key)
         assert key == idempotency_key("run", "u7", "optim_step", 0)
 
-    def test_run_key_operation_and_chunk_each_make_another_key(self) -> None:
+    def test_beginning_key_operation_and_chunk_each_make_another_key(self) -> None:
         keys = [
             idempotency_key("run", "u7", "forward_backward"),
             idempotency_key("run", "u7", "forward_backward", 1),
             idempotency_key("run", "u7", "optim_step"),
             idempotency_key("run", "u8", "forward_backward"),
             idempotency_key("runu", "7", "forward_backward"),
-            idempotency_key(None, "u7", "forward_backward"),
+            idempotency_key("", "u7", "forward_backward"),
         ]
         assert len(set(keys)) == len(keys)
 
@@ -150,7 +151,7 @@ class TestTrainer:
         submit, poll = server.requests
         assert submit.headers["x-run-id"] == poll.headers["x-run-id"] == "run_x"
         assert submit.headers["idempotency-key"] == idempotency_key(
-            "run_x", "u0", "save_weights_for_sampler"
+            "b", "u0", "save_weights_for_sampler"
         )
         assert "idempotency-key" not in poll.headers
 

@@ -1,13 +1,16 @@
 """Servers at given addresses as a service, in virtual time."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import anyio
 import httpx
 import pytest
+from tests.services.loops_server import LoopsServer
 from trio.testing import MockClock
 
 from loops_cookbook.errors import ServiceRefused, ServiceUnavailable
+from loops_cookbook.services.base import Left
 from loops_cookbook.services.remote import RemoteOptions, remote_loops
 
 pytestmark = pytest.mark.anyio
@@ -101,3 +104,32 @@ async def test_a_refusal_is_told_at_once_without_the_key(code: int) -> None:
         async with remote_loops(OPTIONS, network=server(health)):
             pass
     assert "secret-of-the-server" not in str(told.value)
+
+
+async def test_every_beginning_has_a_name_of_its_own_and_is_carried_out() -> None:
+    """A later process was answered from memory, and went on with the weights of the one before."""
+    server = LoopsServer()
+    for _ in range(2):
+        async with remote_loops(OPTIONS, network=httpx.MockTransport(server)) as service:
+            server.weights.append("a batch")
+            assert service.held is None
+    assert server.weights == ["a batch"]
+    begun = [result for result in server.operations.values() if "lora_rank" in result]
+    assert len(begun) == 2
+
+
+@pytest.mark.parametrize("told", [(200, b"[]"), (200, b'{"last_operation": 7}'), (501, b"no")])
+async def test_a_server_that_does_not_tell_what_it_did_last_begins_anew(
+    told: tuple[int, bytes],
+) -> None:
+    server = LoopsServer()
+
+    async def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/policy_version":
+            return httpx.Response(told[0], content=told[1])
+        return await server(request)
+
+    options = replace(OPTIONS, left=Left("b", ("update-3",), ("update-4",)))
+    async with remote_loops(options, network=httpx.MockTransport(answer)) as service:
+        assert service.held is None
+        assert service.description["beginning"] != "b"

@@ -69,6 +69,10 @@ class TinkerDouble:
     scored: list[Any] = field(default_factory=list[Any])
     steps: list[Settings] = field(default_factory=list[Settings])
     saved: list[str] = field(default_factory=list[str])
+    kept: dict[str, list[Any]] = field(default_factory=dict[str, list[Any]])
+    """Checkpoints of the service: the steps that made them, by their paths."""
+    loaded: list[tuple[str, bool]] = field(default_factory=list[tuple[str, bool]])
+    """Each with whether its optimizer was asked for."""
     samples: list[tuple[str, list[int], int, Mapping[str, Any]]] = field(default_factory=list)
     requests: list[httpx.Request] = field(default_factory=list[httpx.Request])
     is_closed: bool = False
@@ -76,7 +80,7 @@ class TinkerDouble:
     __version__ = "0.24.1"
     APIConnectionError = APIConnectionError
     ModelInput = SimpleNamespace(from_ints=list)
-    model_id = "model-1"
+    model_id: str = "model-1"
 
     # --- the module's classes
 
@@ -135,7 +139,29 @@ class TinkerDouble:
     async def save_weights_for_sampler_async(self, name: str, ttl_seconds: int) -> Answered:
         self.calls.append("save_weights_for_sampler")
         self.saved.append(name)
-        return Answered(self, "saved", SimpleNamespace(path=f"tinker://model-1/{name}"))
+        return Answered(self, "saved", SimpleNamespace(path=f"tinker://{self.model_id}/{name}"))
+
+    async def save_state_async(
+        self, name: str, ttl_seconds: int | None, overwrite: bool
+    ) -> Answered:
+        self.calls.append("save_state")
+        assert ttl_seconds is None
+        assert overwrite
+        path = f"tinker://{self.model_id}/weights/{name}"
+        self.kept[path] = list(zip(self.batches, self.steps, strict=True))
+        return Answered(self, "save_state result", SimpleNamespace(path=path))
+
+    async def load_state_async(self, path: str) -> Answered:
+        return self._load(path, with_optimizer=False)
+
+    async def load_state_with_optimizer_async(self, path: str) -> Answered:
+        return self._load(path, with_optimizer=True)
+
+    def _load(self, path: str, *, with_optimizer: bool) -> Answered:
+        self.calls.append("load_state")
+        self.loaded.append((path, with_optimizer))
+        self.batches, self.steps = map(list, zip(*self.kept[path], strict=True))
+        return Answered(self, "load_state result", SimpleNamespace(path=path))
 
     async def create_sampling_client_async(self, model_path: str) -> "SamplingDouble":
         await self.act("create_sampling_session")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -117,7 +118,7 @@ def test_a_run_trains_on_policy_and_leaves_whole_records(
     assert [row["update"] for row in evaluations] == [0, 3]
     transcripts = list((folder / "transcripts").iterdir())
     assert len(transcripts) == len(rollouts) + 2 * 128
-    assert str(folder) in out
+    assert out.splitlines()[-1].startswith(f"policy: {folder}@3 (the best: eval/held_out/")
 
 
 def test_a_second_run_makes_a_second_folder(
@@ -141,12 +142,16 @@ def test_a_signal_ends_a_run_in_order(
     wait_for(lambda: len(rows(folder / "steps.jsonl")) > 1)
     engine = engine_pid(folder)
     process.send_signal(number)
-    code, _, err = finished(process)
+    code, out, err = finished(process)
     assert code == status
     assert "Traceback" not in err
     assert not is_alive(engine)
     run = json.loads((folder / "run.json").read_text())
     assert run["status"] == "interrupted"
+    words = shlex.split(out.splitlines()[-1])
+    assert words[:6] == ["go", "on", "with:", "loops", "run", "examples/counting/train.toml"]
+    assert words[6::2] == ["--set"] * 3 + ["--resume"]
+    assert words[-1] == str(folder)
     counts = run["counts"]
     assert counts["attempts/finished"] == len(rows(folder / "rollouts.jsonl"))
     assert counts["attempts/started"] == counts["attempts/finished"]

@@ -3,12 +3,14 @@
 The policy is a softmax over the vocabulary whose logits are linear in how often each token occurs
 in the context. Put your own engine in its place; what
 has to stay is the shape of `Service`: a sampler that says exactly which ids it drew and how likely
-each was, and a trainer that takes a batch, steps once and publishes.
+each was, and a trainer that takes a batch, steps once and publishes. With `save` and `load` its
+runs can be resumed.
 """
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import anyio.to_thread
@@ -112,7 +114,9 @@ class NumpyTrainer:
 
     sampler: NumpySampler
     policy: LinearPolicy
-    steps: dict[str, StepResult] = field(default_factory=dict[str, StepResult])
+    folder: Path  # of checkpoints
+    taken: int = 0  # steps
+    results: dict[str, StepResult] = field(default_factory=dict[str, StepResult])
 
     def __post_init__(self) -> None:
         self.mean = np.zeros_like(self.policy.weights)
@@ -123,15 +127,33 @@ class NumpyTrainer:
     ) -> StepResult:
         if loss.name != "importance_sampling":
             raise ServiceRefused(f"numpy_service trains importance_sampling, not {loss.name}")
-        if key not in self.steps:  # the same key sent again is not applied again
+        if key not in self.results:  # the same key sent again is not applied again
             # In a thread: attempts and clocks go on meanwhile.
-            self.steps[key] = await anyio.to_thread.run_sync(self._step, batch, adam)
-        return self.steps[key]
+            self.results[key] = await anyio.to_thread.run_sync(self._step, batch, adam)
+        return self.results[key]
 
     async def publish(self, *, key: str) -> int:
         self.sampler.policy.weights = self.policy.weights.copy()
-        self.sampler.version = len(self.steps)
+        self.sampler.version = self.taken
         return self.sampler.version
+
+    async def save(self, name: str) -> str:
+        self.folder.mkdir(exist_ok=True)
+        path = self.folder / f"{name}.npz"
+        weights, mean, square = self.policy.weights, self.mean, self.square
+        np.savez(path, weights=weights, mean=mean, square=square, taken=self.taken)
+        return str(path)
+
+    async def load(self, path: str, *, with_optimizer: bool) -> int:
+        with np.load(path) as kept:
+            self.policy.weights = kept["weights"]
+            if with_optimizer:
+                self.mean, self.square, self.taken = (
+                    kept["mean"],
+                    kept["square"],
+                    int(kept["taken"]),
+                )
+        return self.taken
 
     def _step(self, batch: Sequence[Datum], adam: AdamParams) -> StepResult:
         gradient = np.zeros_like(self.policy.weights)
@@ -158,11 +180,11 @@ class NumpyTrainer:
         return StepResult(loss, tuple(logprobs), metrics)
 
     def _apply(self, gradient: Floats, adam: AdamParams) -> None:
-        step = len(self.steps) + 1
+        self.taken += 1
         self.mean += (1 - adam.beta1) * (gradient - self.mean)
         self.square += (1 - adam.beta2) * (gradient**2 - self.square)
-        mean = self.mean / (1 - adam.beta1**step)
-        square = self.square / (1 - adam.beta2**step)
+        mean = self.mean / (1 - adam.beta1**self.taken)
+        square = self.square / (1 - adam.beta2**self.taken)
         self.policy.weights -= adam.learning_rate * mean / (np.sqrt(square) + adam.eps)
 
 
@@ -186,7 +208,8 @@ class Create:
         options: Any = context.options
         trained = LinearPolicy(options.vocabulary, context.seed)
         sampler = NumpySampler(LinearPolicy(options.vocabulary, context.seed))
-        yield NumpyService(NumpyTrainer(sampler, trained), sampler, {"service": "numpy"})
+        trainer = NumpyTrainer(sampler, trained, context.run_folder / "kept")
+        yield NumpyService(trainer, sampler, {"service": "numpy"})
 
 
 create = Create()

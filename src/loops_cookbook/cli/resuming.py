@@ -2,16 +2,18 @@
 
 import os
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 import typer
 from typer.core import TyperCommand
 
 from loops_cookbook.config.sft import SFTConfig
 from loops_cookbook.errors import RunFolderError
+from loops_cookbook.recipes.memory import Memory
 from loops_cookbook.recipes.plan import Plan
 from loops_cookbook.recipes.plans import AnyPlan
 from loops_cookbook.recipes.resume import find_unfinished, require_same
@@ -23,6 +25,8 @@ from loops_cookbook.rundir.past import Past, SFTPast, read_past, read_sft_past
 from loops_cookbook.rundir.read import RecordedRun, open_run
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+PastT = TypeVar("PastT", Past, SFTPast)
+
 _NEWEST = ""
 """What `--resume` means without a folder."""
 
@@ -54,6 +58,22 @@ def with_resume_value(args: Sequence[str]) -> list[str]:
         if arg == "--resume" and after.startswith("-"):
             given.append(_NEWEST)
     return given
+
+
+def resume_command(
+    config: str,
+    set_: Sequence[str],
+    scope: str | None,
+    env_file: Path | None,
+    root: Path,
+) -> str:
+    """What goes on with a run that was begun so, ready for a shell in the same folder."""
+    words = ["loops", "run", config]
+    for setting in set_:
+        words += ["--set", setting]
+    words += [] if scope is None else ["--scope", scope]
+    words += [] if env_file is None else ["--env-file", str(env_file)]
+    return shlex.join([*words, "--resume", str(root)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +110,18 @@ class Resumed:
         past = read_sft_past(self.run)
         self._require_more(past.recorded, len(plan.batches))
         return past
+
+    def remember(self, memory: Memory[PastT], past: PastT) -> Memory[PastT]:
+        """The memory of the run as it goes on.
+
+        Args:
+            memory: as that of a new run.
+            past: where it stood.
+        """
+        then = self.run.run
+        beginning = then.service.get("beginning") if then.status == "running" else None
+        told = beginning if isinstance(beginning, str) else None
+        return replace(memory, past=past, life=self.life, beginning=told)
 
     def row(self, row: RunRow, *, at: float, update: int) -> RunRow:
         """The row of the run as it goes on."""

@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import typer
@@ -17,9 +17,16 @@ from loops_cookbook.cli.options import (
     ScopeOption,
     SetOption,
 )
-from loops_cookbook.cli.resuming import Resumed, ResumeOption, find_resumed, told
+from loops_cookbook.cli.resuming import (
+    Resumed,
+    ResumeOption,
+    find_resumed,
+    resume_command,
+    told,
+)
 from loops_cookbook.config.environment import read_environment
 from loops_cookbook.config.load import load_config
+from loops_cookbook.recipes.before import before
 from loops_cookbook.recipes.check import warnings_of
 from loops_cookbook.recipes.cleanup import clean_up_before
 from loops_cookbook.recipes.confirm import confirm
@@ -84,7 +91,9 @@ def run(
     row = _run_row(plan, folder)
     if start is not None:
         row = replace(row, started_from=put_in_place(start, folder))
-    _carry_out(plan, row, [*warnings, *([too_few] if too_few else [])], folder, resumed)
+    again = resume_command(config, set_ or [], scope, env_file, folder.root)
+    launch = _Launch(plan, folder, replace(row, resume_command=again), resumed)
+    _carry_out(launch, [*warnings, *([too_few] if too_few else [])])
 
 
 def _warnings(plan: AnyPlan) -> Sequence[str]:
@@ -98,14 +107,20 @@ def _calls_at_once(plan: AnyPlan) -> int:
     return AT_ONCE if isinstance(plan, SFTPlan) else plan.config.sampling_slots
 
 
-def _carry_out(
-    plan: AnyPlan,
-    row: RunRow,
-    warnings: Sequence[str],
-    folder: RunFolder,
-    resumed: Resumed | None,
-) -> None:
-    start = resumed.run.run.started_from if resumed else row.started_from
+@dataclass(frozen=True, slots=True)
+class _Launch:
+    """What is carried out."""
+
+    plan: AnyPlan
+    folder: RunFolder
+    row: RunRow
+    """As a new run begins with it."""
+    resumed: Resumed | None
+
+
+def _carry_out(launch: _Launch, warnings: Sequence[str]) -> None:
+    plan, folder, resumed = launch.plan, launch.folder, launch.resumed
+    start = resumed.run.run.started_from if resumed else launch.row.started_from
     progress = Progress(
         folder.root,
         side=side_console(),
@@ -123,29 +138,29 @@ def _carry_out(
             if isinstance(plan, SFTPlan):
                 memory = Memory[SFTPast](savepoints, start=start)
                 if resumed is not None:
-                    past = resumed.sft_past(plan)
-                    memory = replace(memory, past=past, life=resumed.life)
-                begun = _row_of(row, recorder, resumed, memory.past)
-                await run_sft(plan, opened, recorder, begun, around.narrator, memory)
+                    memory = resumed.remember(memory, resumed.sft_past(plan))
+                row = _row_of(launch, recorder, memory.past)
+                opened = partial(opened, before=before(memory))
+                await run_sft(plan, opened, recorder, row, around.narrator, memory)
                 return
             of_run = Memory[Past](savepoints, start=start)
             if resumed is not None:
-                of_run = replace(of_run, past=resumed.past(plan), life=resumed.life)
-            begun = _row_of(row, recorder, resumed, of_run.past)
+                of_run = resumed.remember(of_run, resumed.past(plan))
+            opened = partial(opened, before=before(of_run))
+            row = _row_of(launch, recorder, of_run.past)
             async with (
                 with_judges(plan, os.environ) as judged,
                 open_sandboxes(plan.config, folder) as sandboxes,
             ):
                 ready = replace(judged, sandboxes=sandboxes)
-                await run_rl(ready, opened, recorder, begun, replace(around, memory=of_run))
+                await run_rl(ready, opened, recorder, row, replace(around, memory=of_run))
 
     launched(plan, folder, progress, warnings, work, is_tracked=True)
 
 
-def _row_of(
-    row: RunRow, recorder: Recorder, resumed: Resumed | None, past: Past | SFTPast | None
-) -> RunRow:
+def _row_of(launch: _Launch, recorder: Recorder, past: Past | SFTPast | None) -> RunRow:
     """The row as a run begins with it, or goes on with it."""
+    row, resumed = launch.row, launch.resumed
     if resumed is None or past is None:
         return row
     recorder.note("info", f"resumed: {told(past)}")

@@ -59,7 +59,7 @@ def create_app(
     trainer = Trainer(worker, operations, limits, tally)
     sampler = Sampler(worker, trainer, limits, tally)
     control = Control(worker.engine, trainer, checkpoints, limits)
-    watched = Watched(worker.engine, tally)
+    watched = Watched(worker.engine, tally, keeps_checkpoints=checkpoints is not None)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncGenerator[None]:

@@ -75,8 +75,9 @@ class Tally:
 class Watched:
     """The routes for those who watch."""
 
-    def __init__(self, engine: Engine, tally: Tally) -> None:
+    def __init__(self, engine: Engine, tally: Tally, *, keeps_checkpoints: bool = False) -> None:
         self._engine = engine
+        self._keeps_checkpoints = keeps_checkpoints
         self._metrics = (
             Metric(
                 "loops_policy_version",
@@ -128,5 +129,6 @@ class Watched:
                 "model": self._engine.model_name,
                 "max_seq_len": self._engine.max_seq_len,
                 "lora_rank": self._engine.lora_rank,
+                "checkpoints": self._keeps_checkpoints,
             }
         )

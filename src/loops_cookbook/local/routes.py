@@ -50,6 +50,16 @@ from loops_cookbook.services.bodies import (
 from loops_cookbook.services.wire import POLICY_VERSION, output_json, samples_json
 
 MAX_KEY_CHARACTERS = 128
+CHANGING = frozenset(
+    {
+        "init_trainer_server",
+        "forward_backward",
+        "optim_step",
+        "load_state",
+        "load_state_with_optimizer",
+    }
+)
+"""Operations on what is trained: its weights, its gradients, its optimizer."""
 
 TrainerBodyT = TypeVar(
     "TrainerBodyT", InitTrainer, ForwardBackward, OptimStep, SaveForSampler, SaveState, LoadState
@@ -86,6 +96,8 @@ class Trainer:
         self._parsing = Parsing(worker.off_load)
         self._has_begun = False
         self._run_id: str | None = None
+        self._last: str | None = None
+        """The last operation of `CHANGING` that was accepted."""
         self.seeds: dict[str, int] = {}
         """Of runs that were announced and shall begin with a seed of their own."""
 
@@ -132,7 +144,8 @@ class Trainer:
         return json_answer({"status": "ok"})
 
     async def _policy_version(self, _: Request) -> Response:
-        return json_answer({"policy_version": self._engine.step})
+        told = {"policy_version": self._engine.step, "last_operation": self._last}
+        return json_answer(told)
 
     async def _poll(self, request: Request) -> Response:
         operation = self._operations.find(request.path_params["operation_id"])
@@ -180,6 +193,8 @@ class Trainer:
     def _accept(self, operation: Operation, body: TrainerBodyT, work: Work) -> None:
         if isinstance(body, InitTrainer):
             self._has_begun, self._run_id = True, body.run_id
+        if operation.name in CHANGING:
+            self._last = operation.id
         self._tally.accepted(operation)
         self._worker.submit(operation, work)
 

@@ -2,19 +2,23 @@
 
 A checkpoint is saved every so many updates, after the last update, and where an evaluation is the
 best so far, so that the best policy that was measured can be had again. Its row is written when the
-trainer has confirmed it; only then are older ones deleted.
+trainer has confirmed it; only then are older ones deleted. One that cannot be saved is told of and
+does not end the run, since the batches after the one before are kept; but the last one does.
 """
 
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from loops_cookbook.errors import ServiceRefused
-from loops_cookbook.records import EvaluationRow
+from loops_cookbook.errors import ServiceRefused, ServiceUnavailable
+from loops_cookbook.records import EvaluationRow, Recorder
 from loops_cookbook.rollouts.stall import Narrator
 from loops_cookbook.rundir.rows import CheckpointRow
 from loops_cookbook.rundir.savepoints import SavePoints
 from loops_cookbook.services.base import Checkpointer, Trainer
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +112,27 @@ def require_checkpointer(trainer: Trainer, path: str) -> Checkpointer:
     """
     if not isinstance(trainer, Checkpointer):
         raise ServiceRefused(
-            f"the trainer has no `load`, so {path} cannot be loaded; give it `save` and `load`"
+            f"the trainer keeps no checkpoints, so {path} cannot be loaded; {_GIVE_IT_ONE}"
         )
     return trainer
+
+
+_GIVE_IT_ONE = (
+    "start the server with a folder for them (`loops serve --checkpoints FOLDER`), or give a "
+    "trainer of your own `save` and `load`"
+)
+
+
+def checkpointer(trainer: Trainer, recorder: Recorder) -> Checkpointer | None:
+    """The trainer, if it keeps checkpoints; the recorder is warned if it does not."""
+    if isinstance(trainer, Checkpointer):
+        return trainer
+    recorder.note(
+        "warning",
+        "the trainer keeps no checkpoints: this run cannot be resumed, and what it learns is lost "
+        f"when its service ends; {_GIVE_IT_ONE}",
+    )
+    return None
 
 
 class Checkpoints:
@@ -148,8 +170,14 @@ class Checkpoints:
         if not is_due(update, self._rules, is_last=is_last, score=score, best=best and best.score):
             return
         name = f"update-{update:06}"
-        with self._narrator.waiting_for(f"the checkpoint of update {update} to be saved"):
-            path = await self._trainer.save(name)
+        try:
+            with self._narrator.waiting_for(f"the checkpoint of update {update} to be saved"):
+                path = await self._trainer.save(name)
+        except (ServiceRefused, ServiceUnavailable) as error:
+            if is_last:
+                raise
+            logger.warning("no checkpoint of update %d: %s; the run goes on", update, error)
+            return
         row = CheckpointRow(
             update=update,
             name=name,

@@ -13,6 +13,7 @@ import anyio
 import anyio.to_thread
 
 from loops_cookbook.errors import MissingExtra, ModelError, UsageError
+from loops_cookbook.recipes.before import NOTHING, Before
 from loops_cookbook.recipes.own_service import OwnService, open_own_service
 from loops_cookbook.recipes.plan import Plan
 from loops_cookbook.recipes.plans import AnyPlan
@@ -27,7 +28,7 @@ from loops_cookbook.recipes.scope import (
     WAYS_OUT,
 )
 from loops_cookbook.rundir.layout import RunFolder
-from loops_cookbook.services.base import Service, ServiceContext
+from loops_cookbook.services.base import Left, Service, ServiceContext
 from loops_cookbook.services.command import EngineOptions
 from loops_cookbook.services.extras import LOCAL, TINKER, is_installed, namesake
 from loops_cookbook.services.gather import loop_settled
@@ -77,6 +78,7 @@ async def open_service(
     values: Mapping[str, str],
     *,
     rendering: anyio.CapacityLimiter | None = None,
+    before: Before = NOTHING,
 ) -> AsyncGenerator[Service]:
     """The trainer and sampler of a plan that `require_service` let through.
 
@@ -86,6 +88,7 @@ async def open_service(
         values: the environment, which holds the keys.
         rendering: threads for the renderer. Calls of a group become ready as it lets them, so
             equal ones leave together only once all that it holds are through.
+        before: what the policy begins with, and what of it may live on.
 
     Raises:
         UsageError: the engine refused the model.
@@ -98,11 +101,11 @@ async def open_service(
     elif plan.scope.is_local:
         opened = _local(plan, folder, settle)
     elif plan.scope.is_remote:
-        opened = _remote(plan, folder, _remote_key(plan, values), settle)
+        opened = _remote(plan, folder, _remote_key(plan, values), settle, before.left)
     elif plan.scope.is_tinker:
-        opened = _tinker(plan, folder, values, settle)
+        opened = _tinker(plan, folder, values, settle, before.updates)
     else:
-        opened = _hosted(plan, folder, values, settle)
+        opened = _hosted(plan, folder, values, settle, before.loads)
     async with opened as service:
         yield service
 
@@ -131,7 +134,9 @@ def _local(plan: AnyPlan, folder: RunFolder, settle: Settle) -> Opened:
     return local_engine(options, run_id=folder.root.name, log_path=log, settle=settle)
 
 
-def _remote(plan: AnyPlan, folder: RunFolder, key: str | None, settle: Settle) -> Opened:
+def _remote(
+    plan: AnyPlan, folder: RunFolder, key: str | None, settle: Settle, left: Left | None
+) -> Opened:
     from loops_cookbook.services.remote import RemoteOptions, remote_loops
 
     compute = plan.config.compute
@@ -143,11 +148,18 @@ def _remote(plan: AnyPlan, folder: RunFolder, key: str | None, settle: Settle) -
         lora_rank=plan.config.model.lora_rank,
         run_id=folder.root.name,
         api_key=key,
+        left=left,
     )
     return remote_loops(options, settle=settle)
 
 
-def _hosted(plan: AnyPlan, folder: RunFolder, values: Mapping[str, str], settle: Settle) -> Opened:
+def _hosted(
+    plan: AnyPlan,
+    folder: RunFolder,
+    values: Mapping[str, str],
+    settle: Settle,
+    loads: str | None,
+) -> Opened:
     from loops_cookbook.services.control import HOSTED_URL, HostedOptions
     from loops_cookbook.services.loops import hosted_loops
 
@@ -160,6 +172,7 @@ def _hosted(plan: AnyPlan, folder: RunFolder, values: Mapping[str, str], settle:
         mode=scope if scope in ("serverless", "dedicated") else None,
         team=values.get(TEAM_VARIABLE) or None,
         name=folder.root.name,
+        path=loads,
     )
     return hosted_loops(
         options,
@@ -169,7 +182,13 @@ def _hosted(plan: AnyPlan, folder: RunFolder, values: Mapping[str, str], settle:
     )
 
 
-def _tinker(plan: AnyPlan, folder: RunFolder, values: Mapping[str, str], settle: Settle) -> Opened:
+def _tinker(
+    plan: AnyPlan,
+    folder: RunFolder,
+    values: Mapping[str, str],
+    settle: Settle,
+    updates: int | None,
+) -> Opened:
     from loops_cookbook.services.tinker import TinkerOptions, tinker_service
 
     model = plan.config.model
@@ -180,6 +199,7 @@ def _tinker(plan: AnyPlan, folder: RunFolder, values: Mapping[str, str], settle:
         lora_rank=model.lora_rank,
         seed=model.seed,
         run_id=folder.root.name,
+        first_version=updates,
     )
     return tinker_service(options, settle=settle)
 

@@ -14,10 +14,12 @@ import anyio
 from loops_cookbook.attempts import Attempt, Fate, Group
 from loops_cookbook.errors import NoLearningSignal
 from loops_cookbook.learning.batches import Batch, JudgedGroup
+from loops_cookbook.recipes.before import held_by
 from loops_cookbook.recipes.checkpoints import (
     CheckpointRules,
     Checkpoints,
     Standing,
+    checkpointer,
     require_checkpointer,
     score_of,
 )
@@ -41,7 +43,7 @@ from loops_cookbook.rollouts.scheduler import Scheduler
 from loops_cookbook.rollouts.stall import Narrator
 from loops_cookbook.rollouts.trial import AttemptContext
 from loops_cookbook.rundir.past import Past
-from loops_cookbook.services.base import Checkpointer, Service, StepResult
+from loops_cookbook.services.base import Service, StepResult
 
 
 class RLRun:
@@ -78,11 +80,11 @@ class RLRun:
         self._loss = loss_spec(plan, service)
         self._savepoints = None
         self._checkpoints = None
-        if memory.savepoints is not None and isinstance(service.trainer, Checkpointer):
+        if memory.savepoints is not None and (saves := checkpointer(service.trainer, recorder)):
             self._savepoints = memory.savepoints
             training = plan.config.training
             self._checkpoints = Checkpoints(
-                service.trainer,
+                saves,
                 memory.savepoints,
                 CheckpointRules(training.checkpoint_every, training.keep),
                 narrator,
@@ -166,26 +168,35 @@ class RLRun:
             return
         if past.lost:
             self._recorder.fates(past.lost)
-        path = memory.start if past.checkpoint is None else past.checkpoint.path
-        if path is not None:
-            loader = require_checkpointer(trainer, path)
-            with self._narrator.waiting_for(f"{path} to be loaded"):
-                await loader.load(path, with_optimizer=past.checkpoint is not None)
-        for update in past.kept:
-            await self._apply_again(update)
-        self._version = await trainer.publish(key=memory.key(f"begin-{self._update}"))
+        held = held_by(self._service, self._recorder)
+        again = [update for update in past.kept if held is None or update > past.recorded]
+        if held is None:
+            await self._load()
+        for update in again:
+            key = None if held is None else held.sent
+            await self._apply_again(update, key or memory.key(f"update-{update}"))
+        if past.update <= past.recorded:  # else it was published with its row
+            self._version = await trainer.publish(key=memory.key(f"begin-{self._update}"))
         self._scheduler.published(self._version, 0)
         self._mark = anyio.current_time()
 
-    async def _apply_again(self, update: int) -> None:
+    async def _load(self) -> None:
+        past = self._past
+        path = self._memory.start if past.checkpoint is None else past.checkpoint.path
+        if path is not None:
+            loader = require_checkpointer(self._service.trainer, path)
+            with self._narrator.waiting_for(f"{path} to be loaded"):
+                await loader.load(path, with_optimizer=past.checkpoint is not None)
+
+    async def _apply_again(self, update: int, key: str) -> None:
         assert self._memory.savepoints is not None, "a run that goes on has them"
         sent = from_kept(self._memory.savepoints.updates.read(update))
-        key = self._memory.key(f"update-{update}")
         began = anyio.current_time()
         with self._narrator.waiting_for(f"the trainer, at work on update {update} again"):
             result = await self._service.trainer.train(sent.datums, sent.loss, sent.adam, key=key)
         if update <= self._past.recorded:
             return
+        self._version = await self._service.trainer.publish(key=key)
         missing = self._past.missing
         places = {(row.group, row.attempt): row for row in sent.rows}
         self._applied = [
@@ -197,7 +208,7 @@ class RLRun:
             datums=sent.datums,
             result=result,
             adam=sent.adam,
-            policy_version=update,
+            policy_version=self._version,
             training_seconds=anyio.current_time() - began,
             update_seconds=None,
         )

@@ -15,10 +15,12 @@ from dataclasses import replace
 import anyio
 
 from loops_cookbook.learning.schedules import Schedule, learning_rate
+from loops_cookbook.recipes.before import held_by
 from loops_cookbook.recipes.checkpoints import (
     CheckpointRules,
     Checkpoints,
     Standing,
+    checkpointer,
     require_checkpointer,
     score_of,
 )
@@ -35,7 +37,6 @@ from loops_cookbook.rollouts.stall import Narrator
 from loops_cookbook.rundir.past import SFTPast
 from loops_cookbook.services.base import (
     AdamParams,
-    Checkpointer,
     LossSpec,
     Service,
     ServiceFactory,
@@ -104,6 +105,7 @@ class SFTRun:
         renderer = plan.detection.renderer
         assert renderer is not None, "a plan that can run has a renderer"
         self._plan = plan
+        self._service = service
         self._trainer = service.trainer
         self._sampler = CheckedSampler(service.sampler, vocabulary=plan.vocabulary)
         self._recorder = recorder
@@ -115,10 +117,10 @@ class SFTRun:
         self._memory = memory
         self._past = past
         self._checkpoints = None
-        if memory.savepoints is not None and isinstance(service.trainer, Checkpointer):
+        if memory.savepoints is not None and (saves := checkpointer(service.trainer, recorder)):
             training = plan.config.training
             self._checkpoints = Checkpoints(
-                service.trainer,
+                saves,
                 memory.savepoints,
                 CheckpointRules(training.checkpoint_every, training.keep, is_loss=True),
                 narrator,
@@ -132,6 +134,8 @@ class SFTRun:
         """The policy version that is served."""
         self._published: int | None = 0
         """The update after which it was; None where that is not known."""
+        self._sent: str | None = None
+        """The key that the next update was sent under before the run was killed, if it was."""
         self._mark = 0.0
         """When the last update, or the look at the held-out rows after it, ended."""
 
@@ -146,25 +150,29 @@ class SFTRun:
                 await self._look()
 
     async def _begin(self) -> None:
-        """Load where the run stood, or where it is to begin."""
+        """Load where the run stood, or where it is to begin; not where the trainer lived on."""
         memory, past = self._memory, self._past
+        if memory.past is None and memory.start is None:
+            return
+        self._published = None
+        if (held := held_by(self._service, self._recorder)) is not None:
+            self._update, self._sent = past.recorded, held.sent
+            return
         path = past.checkpoints[-1].path if past.checkpoints else memory.start
         if path is None:
             return
         loader = require_checkpointer(self._trainer, path)
         with self._narrator.waiting_for(f"{path} to be loaded"):
             await loader.load(path, with_optimizer=bool(past.checkpoints))
-        self._published = None
 
     async def _train_on(self, batch: BatchPlan) -> None:
         rows = [self._plan.train.rows[place] for place in batch.rows]
         update, began = self._update + 1, anyio.current_time()
         adam = sft_adam_params(self._plan, update)
         datums = [datum for row in rows for datum in row.datums]
+        key, self._sent = self._sent or self._key(update), None
         with self._narrator.waiting_for(f"the trainer, at work on update {update}"):
-            result = await self._trainer.train(
-                datums, LOSS, adam, key=self._memory.key(f"update-{update}")
-            )
+            result = await self._trainer.train(datums, LOSS, adam, key=key)
         now = anyio.current_time()
         facts = SFTUpdateFacts(
             batch=batch,
@@ -215,9 +223,7 @@ class SFTRun:
 
     async def _publish(self) -> None:
         with self._narrator.waiting_for(f"the weights of update {self._update} to be published"):
-            self._version = await self._trainer.publish(
-                key=self._memory.key(f"update-{self._update}")
-            )
+            self._version = await self._trainer.publish(key=self._key(self._update))
         self._published = self._update
 
 

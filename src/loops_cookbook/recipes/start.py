@@ -87,10 +87,6 @@ def find_start(reference: str, plan: AnyPlan, *, beside: Path | None = None) -> 
         located = locate(reference, beside=beside)
         start = Start(reference, located.row.path, located)
         require_fits(located, plan, name=reference)
-    if plan.scope.is_tinker:
-        raise UsageError(
-            f"{reference}: this version loads no checkpoints over the Tinker API; use another scope"
-        )
     if plan.scope.is_local and not start.is_here:
         raise UsageError(
             f"{reference}: the service that trained it keeps it, and the embedded engine (scope "
@@ -101,7 +97,19 @@ def find_start(reference: str, plan: AnyPlan, *, beside: Path | None = None) -> 
             f"{reference}: it lies on this machine, and scope {plan.scope.told!r} loads what its "
             "service keeps; use --scope local"
         )
+    if not start.is_here:
+        _require_scheme(start, plan)
     return start
+
+
+def _require_scheme(start: Start, plan: AnyPlan) -> None:
+    """Refuse a path that the scope's service does not speak of; a service of one's own may."""
+    scheme = "tinker://" if plan.scope.is_tinker else "bt://"
+    if not plan.scope.is_own and not start.path.startswith(scheme):
+        raise UsageError(
+            f"{start.name}: {start.path} is of another service, and scope {plan.scope.told!r} "
+            f"loads paths that begin with {scheme}; use the scope that it was trained in"
+        )
 
 
 def require_fits(located: Located, plan: AnyPlan, *, name: str) -> None:

@@ -1,4 +1,4 @@
-"""What a run came to, in the few lines that end it: curve, held-out scores, attempts, folder."""
+"""What a run came to, in the few lines that end it: curve, scores, attempts, folder, what next."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -34,9 +34,11 @@ class Closing:
     """`StepRow.totals` at the end."""
     charted: str = "reward/all_mean"
     """What `curve` is of, one of `TITLES`."""
+    onward: str | None = None
+    """How to go on from here; None: no way."""
 
     def lines(self, *, width: int, unicode: bool = True) -> list[str]:
-        """At most `width` characters each, the last one apart."""
+        """At most `width` characters each, those with the run's folder in them apart."""
         told = [self._end(), ""]
         curve = smoothed(self.curve)
         is_curve = len(curve.values) > 1  # one value is in the line of its update
@@ -47,7 +49,7 @@ class Closing:
             told += [*_scores(self.evaluations, "→" if unicode else "->"), ""]
         if self.counts.get("attempts/finished"):
             told += [f"attempts: {_attempts(self.counts)}"]
-        return [*told, f"run: {self.folder}"]
+        return [*told, f"run: {self.folder}", *([self.onward] if self.onward else [])]
 
     def _end(self) -> str:
         return f"{self.status} after {count(self.updates, 'update')}, {duration(self.seconds)}"

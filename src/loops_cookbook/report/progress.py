@@ -33,6 +33,7 @@ from loops_cookbook.records import (
 )
 from loops_cookbook.report.closing import TITLES, Closing
 from loops_cookbook.report.console import has_unicode, printable
+from loops_cookbook.report.onward import onward
 from loops_cookbook.report.table import UpdateTable
 from loops_cookbook.report.words import between, count, duration, measure, share
 
@@ -89,6 +90,7 @@ class Progress:
         self._curves: dict[str, list[tuple[int, float]]] = {metric: [] for metric in TITLES}
         """By update, what the closing chart may be of."""
         self._evaluations: dict[str, tuple[EvaluationRow, EvaluationRow]] = {}
+        self._resume_command: str | None = None
         self.closing: Closing | None = None
         """What the run came to, once it has ended."""
 
@@ -116,6 +118,7 @@ class Progress:
         self._table = UpdateTable(row.updates, self._side.width, row.recipe, is_async)
         self._batch = row.attempts_per_update
         self._updates = row.resumed_from
+        self._resume_command = row.resume_command
 
     def recall(self, steps: Iterable[StepRow], evaluations: Iterable[EvaluationRow]) -> None:
         """Take in what a run that goes on did before, so that its end tells of all of it."""
@@ -194,6 +197,7 @@ class Progress:
             charted=self._charted,
             evaluations=self._evaluations,
             counts=counts,
+            onward=onward(self._folder, status, self._resume_command),
         )
         if self._answer is None:
             return

@@ -203,10 +203,9 @@ def past_of(base: Past, records: Records, sent: Sequence[RolloutRow], *, group_s
     drafted = [s for s, row in rejections.items() if unrecorded and row.update == base.update]
     apart = {id(row) for s in (*pending, *drafted, *unrecorded) for row in last(s)}
     missing = {
-        (serial, index): (orphans.get((serial, index)) or [None])[-1]
-        for serial in sorted(unrecorded)
-        for index in range(group_size)
-        if len(rows.get((serial, index), [])) < starts[serial]
+        place: (orphans.get(place) or [None])[-1]
+        for place in ((row.group, row.attempt) for row in sent)
+        if len(rows.get(place, [])) < starts[place[0]]
     }
     counted = rejections.keys() - pending.keys() - set(drafted)
     groups = Counter(f"groups/{rejections[serial].reason}" for serial in counted)

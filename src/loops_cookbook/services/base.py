@@ -138,6 +138,37 @@ class Checkpointer(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Left:
+    """What a run that was killed left at its trainer, by its records."""
+
+    beginning: str
+    """The trainer's own name of the weights that it began with."""
+    confirmed: tuple[str, ...] = ()
+    """Keys that the last update with a row may have been sent under; none: there is no update."""
+    sent: tuple[str, ...] = ()
+    """Keys that the update after it may have been sent under; none: it was not made."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a trainer still has of a run: every update that was confirmed, and nothing else."""
+
+    sent: str | None = None
+    """The key under which the update after those was sent, to be sent again under it alone; None:
+    it has not come."""
+
+
+@runtime_checkable
+class Surviving(Protocol):
+    """A service whose trainer may have lived on while its run was killed."""
+
+    @property
+    def held(self) -> Held | None:
+        """What it still has; None: it began with fresh weights."""
+        ...
+
+
 class Service(Protocol):
     """A trainer and its sampler."""
 

@@ -171,6 +171,14 @@ class Poll(Answer):
     error_class: str | None = None
 
 
+class PolicyVersion(Answer):
+    """`GET /policy_version`: optimizer steps applied."""
+
+    policy_version: int = 0
+    last_operation: str | None = None
+    """The name of the last operation on what is trained that was accepted; ours alone tell it."""
+
+
 class InitTrainerResult(Answer):
     """Result of `init_trainer_server`."""
 

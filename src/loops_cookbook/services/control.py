@@ -50,6 +50,8 @@ class HostedOptions:
     """By its name; None: the key's own."""
     name: str | None = None
     """Of the run, for people."""
+    path: str | None = None
+    """The checkpoint that will be loaded into it; None: none, that is known of."""
 
 
 class ControlPlane:
@@ -99,6 +101,8 @@ class ControlPlane:
         )
         if options.name is not None:
             body = body.model_copy(update={"name": options.name})
+        if options.path is not None:
+            body = body.model_copy(update={"path": options.path})
         path = f"{self._root}/trainers"
         if options.mode is not None:
             scope = {"serverless": "serverless", "dedicated": "deployment"}[options.mode]

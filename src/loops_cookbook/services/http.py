@@ -2,10 +2,10 @@
 
 `HttpTrainer` submits operations one at a time, in the order of their sequence numbers, and then
 waits for results by long polls; so an update's forward_backward and optim_step are both under way
-before the first of them ends. An operation's name on the wire follows from the run, the caller's
-key, the operation and the chunk alone: the same key sent again, by a later process too, is the
-same operation and is not applied again. `HttpSampler` sends one request a call, and a retry of
-it under the same key.
+before the first of them ends. An operation's name on the wire follows from the beginning (which
+has a name that no other has), the caller's key, the operation and the chunk alone: the same key
+sent again, by a later process too that goes on from that beginning, is the same operation and is
+not applied again. `HttpSampler` sends one request a call, and a retry of it under the same key.
 
 How long a call may take is the caller's cancel scope; an operation of which the server says that
 it still runs is waited for.
@@ -25,7 +25,14 @@ from pydantic import BaseModel
 
 from loops_cookbook.errors import ServiceRefused
 from loops_cookbook.learning.datums import Datum
-from loops_cookbook.services.base import AdamParams, LossSpec, SampleParams, StepResult
+from loops_cookbook.services.base import (
+    AdamParams,
+    Held,
+    Left,
+    LossSpec,
+    SampleParams,
+    StepResult,
+)
 from loops_cookbook.services.bodies import (
     Accepted,
     ForwardBackwardResult,
@@ -35,6 +42,7 @@ from loops_cookbook.services.bodies import (
     LoadStateResult,
     OptimStep,
     OptimStepResult,
+    PolicyVersion,
     Poll,
     Samples,
     SaveForSampler,
@@ -64,6 +72,7 @@ PENDING_SECONDS = 1.0
 is none is asked again after this time and not at once."""
 LONG_ROW_BYTES = 16 * 1024
 """Other tasks get a turn after a row of this size was encoded."""
+_INIT = "init_trainer_server"
 
 ResultT = TypeVar("ResultT", bound=BaseModel)
 
@@ -76,9 +85,9 @@ class _Operation:
     id: str
 
 
-def idempotency_key(run_id: str | None, key: str, operation: str, chunk: int = 0) -> str:
+def idempotency_key(beginning: str, key: str, operation: str, chunk: int = 0) -> str:
     """The name of one operation: 32 hex digits that follow from the arguments alone."""
-    named = "\0".join((run_id or "", key, operation, str(chunk)))
+    named = "\0".join((beginning, key, operation, str(chunk)))
     return hashlib.sha256(named.encode()).hexdigest()[:32]
 
 
@@ -92,12 +101,13 @@ class Published:
 
 
 class HttpTrainer:
-    """A `Trainer` over HTTP.
+    """A `Trainer` over HTTP, of a server that keeps no checkpoints.
 
     Args:
         transport: to the trainer.
         model: the base model's id, as the service calls it.
         run_id: the service's name of this run; None where it has none.
+        beginning: names the `init_trainer` that all comes after; None: one that is to come.
         chunk_bytes: a batch of more leaves as several forward_backward requests.
         is_pinned: whether samples name the checkpoint that they are drawn from, as they do where
             there are no floors; then what is published has a name that no other has.
@@ -109,11 +119,14 @@ class HttpTrainer:
         *,
         model: str,
         run_id: str | None,
+        beginning: str | None = None,
         chunk_bytes: int = MAX_CHUNK_BYTES,
         is_pinned: bool = False,
     ) -> None:
         self.published = Published()
+        self.beginning = beginning or uuid.uuid4().hex
         self._is_pinned = is_pinned
+        self._has_loaded = False
         self._transport = transport
         self._chunk_bytes = chunk_bytes
         self._model = model
@@ -122,16 +135,15 @@ class HttpTrainer:
         self._submitting = anyio.Lock()
         self._headers = {} if run_id is None else {"X-Run-Id": run_id}
 
-    async def init_trainer(self, lora_rank: int, *, key: str = "init") -> int:
+    async def init_trainer(self, lora_rank: int) -> int:
         """Begin with fresh weights to train, and no gradients; the step, which is 0.
 
         Args:
             lora_rank: of the adapter; 0 trains every weight, where the service can.
-            key: names this beginning in the run.
         """
         async with self._submitting:
             body = self._body(InitTrainer, lora_rank=lora_rank, base_model=self._model)
-            operation = await self._submit("init_trainer_server", key, body)
+            operation = await self._submit(_INIT, "", body)
         return (await self._result(operation, InitTrainerResult)).step
 
     async def train(
@@ -173,36 +185,58 @@ class HttpTrainer:
     async def publish(self, *, key: str) -> int:
         """Hand the current weights to the sampler; the version that it will serve."""
         call = "save_weights_for_sampler"
-        name = f"{key}-{idempotency_key(self._run_id, key, call)}" if self._is_pinned else key
+        name = f"{key}-{self._name(key, call)}" if self._is_pinned else key
         async with self._submitting:
             body = self._body(SaveForSampler, name=name, bump_version=True)
             operation = await self._submit(call, key, body)
         told = await self._result(operation, SaveForSamplerResult)
         self.published.version = told.version
-        if self._is_pinned:
+        if self._is_pinned or self._has_loaded:
             self.published.path = self._checkpoint(told, name)
         return told.version
 
-    async def save(self, name: str) -> str:
-        """Keep what is trained and its optimizer as a checkpoint of this run; where it is."""
-        async with self._submitting:
-            body = self._body(SaveState, name=name)
-            # A name may be saved again, so it does not name the operation.
-            operation = await self._submit("save_state", uuid.uuid4().hex, body)
-        return (await self._result(operation, SaveStateResult)).path
+    async def held(self, left: Left) -> Held | None:
+        """What the server has of what this beginning left there; None where that is in doubt.
 
-    async def load(self, path: str, *, with_optimizer: bool) -> int:
-        """Train on from a checkpoint; the step that training is at, 0 without the optimizer."""
-        call = "load_state_with_optimizer" if with_optimizer else "load_state"
-        async with self._submitting:
-            body = self._body(LoadState, path=path)
-            operation = await self._submit(call, uuid.uuid4().hex, body)
-        return (await self._result(operation, LoadStateResult)).step
+        It is not where the server tells the last operation on what it trains, and that one is of
+        the updates that it should have come to. An update that is to be sent again must still be
+        known there, or it would be applied twice.
+        """
+        answer = await self._transport.call(
+            "probe", "GET", "/policy_version", headers=self._headers
+        )
+        if answer.status != 200:
+            return None
+        try:
+            last = read(answer.body, PolicyVersion).last_operation
+        except WireError:
+            return None
+        confirmed = {self._name(key, "optim_step") for key in left.confirmed}
+        if last in (confirmed or {self._name("", _INIT)}):
+            return Held()
+        for key in left.sent:
+            forward = self._name(key, "forward_backward")
+            if last in (forward, self._name(key, "optim_step")) and await self._knows(forward):
+                return Held(key)
+        return None
+
+    async def _knows(self, operation: str) -> bool:
+        try:
+            await self._transport.call(
+                "poll", "GET", f"/operations/{operation}", headers=self._headers
+            )
+        except ServiceRefused:
+            return False
+        return True
 
     def _checkpoint(self, told: SaveForSamplerResult, name: str) -> str | None:
-        """The path of what was published; None of the base model, which version 0 is."""
+        """The path of what was published; None of the base model.
+
+        Version 0 is that for a service, also of weights that were loaded and not trained since: by
+        their path alone they are sampled.
+        """
         here = f"bt://loops:{self._run_id}/sampler_weights/"
-        if told.version == 0:
+        if told.version == 0 and not self._has_loaded:
             return None
         return told.path if told.path.startswith(here) else f"{here}{name}"
 
@@ -238,10 +272,13 @@ class HttpTrainer:
         self._seq_id += 1
         return self._seq_id
 
+    def _name(self, key: str, operation: str, chunk: int = 0) -> str:
+        return idempotency_key(self.beginning, key, operation, chunk)
+
     async def _submit(self, name: str, key: str, body: bytes, chunk: int = 0) -> _Operation:
         headers = {
             **self._headers,
-            "Idempotency-Key": idempotency_key(self._run_id, key, name, chunk),
+            "Idempotency-Key": self._name(key, name, chunk),
             "Content-Type": "application/json",
         }
         answer = await self._transport.call(
@@ -277,17 +314,43 @@ class HttpTrainer:
         return tuple(told)
 
 
+class HttpCheckpointer(HttpTrainer):
+    """A `Trainer` over HTTP that is a `Checkpointer` too."""
+
+    async def save(self, name: str) -> str:
+        """Keep what is trained and its optimizer as a checkpoint of this run; where it is."""
+        async with self._submitting:
+            body = self._body(SaveState, name=name, ttl_seconds=None)  # kept for good
+            # A name may be saved again, so it does not name the operation.
+            operation = await self._submit("save_state", uuid.uuid4().hex, body)
+        return (await self._result(operation, SaveStateResult)).path
+
+    async def load(self, path: str, *, with_optimizer: bool) -> int:
+        """Train on from a checkpoint; the step that training is at, 0 without the optimizer."""
+        call = "load_state_with_optimizer" if with_optimizer else "load_state"
+        async with self._submitting:
+            body = self._body(LoadState, path=path)
+            operation = await self._submit(call, uuid.uuid4().hex, body)
+        self._has_loaded = True
+        return (await self._result(operation, LoadStateResult)).step
+
+
 class HttpSampler:
     """A `Sampler` over HTTP.
 
     Args:
         transport: to the sampler.
         run_id: the run whose policy is sampled; None for a server of one model.
+        published: what its trainer published, where the server takes version 0 for the base model
+            whatever was loaded.
     """
 
-    def __init__(self, transport: Transport, *, run_id: str | None) -> None:
+    def __init__(
+        self, transport: Transport, *, run_id: str | None, published: Published | None = None
+    ) -> None:
         self._transport = transport
         self._run_id = run_id
+        self._published = published or Published()
 
     async def sample(
         self,
@@ -302,11 +365,14 @@ class HttpSampler:
 
         0 asks for the weights as they were before any training.
         """
+        path = self._published.path if self._published.version == 0 else None
         headers = {"Idempotency-Key": str(uuid.uuid4()), "Content-Type": "application/json"}
         if self._run_id is not None:
             headers["X-Run-Id"] = self._run_id
         if min_policy_version > 0:
             headers["X-Min-Policy-Version"] = str(min_policy_version)
+        elif path is not None:
+            headers["X-Checkpoint-Path"] = path
         if affinity_key:
             headers["X-Baseten-Session-ID"] = affinity_key
         try:
@@ -318,6 +384,7 @@ class HttpSampler:
         answer = await self._transport.call("sample", "POST", "/sample", body=body, headers=headers)
         with understood(self._transport, "POST /sample"):
             version = _version(answer.headers.get(POLICY_VERSION), min_policy_version)
+            version = 0 if path is not None and min_policy_version == 0 else version
             completions = sampled(read(answer.body, Samples), version)
             if len(completions) != n:
                 raise WireError(f"choices: {len(completions)} of the {n} asked for")

@@ -21,7 +21,7 @@ from loops_cookbook.services.control import HOSTED_URL, ControlPlane, HostedOpti
 from loops_cookbook.services.control_bodies import SamplerPlace, TrainerRun
 from loops_cookbook.services.gather import GatheringSampler, loop_settled
 from loops_cookbook.services.heartbeat import Pulse, beating
-from loops_cookbook.services.http import HttpSampler, HttpTrainer
+from loops_cookbook.services.http import HttpCheckpointer, HttpSampler
 from loops_cookbook.services.queued import QueuedSampler
 from loops_cookbook.services.transport import Patience, Transport, open_transport
 
@@ -91,7 +91,7 @@ async def hosted_loops(
         async with opening.transport(run.base_url) as to_trainer:
             await _trainer_ready(control, to_trainer, run)
             place = await control.open_sampler(run.id)
-            trainer = HttpTrainer(
+            trainer = HttpCheckpointer(
                 to_trainer, model=run.base_model, run_id=run.id, is_pinned=place.model_id is None
             )
             async with opening.transport(place.base_url) as to_sampler:
@@ -122,10 +122,10 @@ class _Opening:
 
 
 def _sampler(
-    transport: Transport, place: SamplerPlace, run: TrainerRun, trainer: HttpTrainer
+    transport: Transport, place: SamplerPlace, run: TrainerRun, trainer: HttpCheckpointer
 ) -> Sampler:
     if place.model_id is not None:
-        return HttpSampler(transport, run_id=run.id)
+        return HttpSampler(transport, run_id=run.id, published=trainer.published)
     return QueuedSampler(
         transport, model=run.base_model, run_id=run.id, published=trainer.published
     )

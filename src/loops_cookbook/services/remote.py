@@ -2,7 +2,9 @@
 
 Such a server is `loops serve` on another machine, as a rule. It is waited for, since it may still
 be loading its model, but not for long: an address that is wrong never answers. `/version` tells
-whether it is ours, whose trainer takes the sampling temperature in its loss.
+whether it is ours, whose trainer takes the sampling temperature in its loss, and whether it keeps
+checkpoints. A run begins with fresh weights, unless it was killed and the trainer can show that it
+still has what the run left there.
 """
 
 import json
@@ -10,6 +12,7 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import cast
 from urllib.parse import quote
 
@@ -17,9 +20,9 @@ import anyio
 import httpx
 
 from loops_cookbook.errors import ServiceRefused, ServiceUnavailable
-from loops_cookbook.services.base import Sampler, Trainer
+from loops_cookbook.services.base import Held, Left, Sampler, Trainer
 from loops_cookbook.services.gather import GatheringSampler, loop_settled
-from loops_cookbook.services.http import HttpSampler, HttpTrainer
+from loops_cookbook.services.http import HttpCheckpointer, HttpSampler, HttpTrainer
 from loops_cookbook.services.transport import Answer, Patience, Transport, detail, open_transport
 
 logger = logging.getLogger(__name__)
@@ -42,6 +45,8 @@ class RemoteOptions:
     run_id: str
     """Names the run on the wire."""
     api_key: str | None = field(default=None, repr=False)
+    left: Left | None = None
+    """Of a run that was killed and goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +57,8 @@ class RemoteService:
     sampler: Sampler
     description: Mapping[str, str | int]
     temperature_in_loss: bool
+    held: Held | None = None
+    """What the trainer still has of a run that was killed; None: it has fresh weights."""
 
 
 @asynccontextmanager
@@ -62,7 +69,7 @@ async def remote_loops(
     patience: Patience | None = None,
     network: httpx.AsyncBaseTransport | None = None,
 ) -> AsyncGenerator[RemoteService]:
-    """Begin a run on servers that are there, with fresh weights to train.
+    """Begin a run on servers that are there, or go on with one that a trainer still has.
 
     Args:
         options: where they are.
@@ -88,8 +95,7 @@ async def remote_loops(
             at = to_trainer if transport == to_trainer.base_url else to_sampler
             await answering(at, f"/health?base_model={quote(options.model, safe='')}")
         engine = await _version(to_trainer)
-        trainer = HttpTrainer(to_trainer, model=options.model, run_id=options.run_id)
-        await trainer.init_trainer(options.lora_rank)
+        trainer, held = await _trainer(to_trainer, options, engine)
         sampler = HttpSampler(to_sampler, run_id=options.run_id)
         async with GatheringSampler(sampler, settle=settle) as gathering:
             yield RemoteService(
@@ -97,12 +103,30 @@ async def remote_loops(
                 gathering,
                 {
                     "run_id": options.run_id,
+                    "beginning": trainer.beginning,
                     "trainer_url": options.trainer_url,
                     "sampler_url": options.sampler_url,
                     **engine,
                 },
                 temperature_in_loss="loops_cookbook" in engine,
+                held=held,
             )
+
+
+async def _trainer(
+    transport: Transport, options: RemoteOptions, engine: Mapping[str, str | int]
+) -> tuple[HttpTrainer, Held | None]:
+    """The trainer as a killed run left it, where it shows that it is; else with fresh weights."""
+    # A server that is not ours does not tell beforehand, and is found out by the first checkpoint.
+    kind = HttpCheckpointer if engine.get("checkpoints", True) else HttpTrainer
+    begun = partial(kind, transport, model=options.model, run_id=options.run_id)
+    if options.left is not None:
+        trainer = begun(beginning=options.left.beginning)
+        if (held := await trainer.held(options.left)) is not None:
+            return trainer, held
+    trainer = begun()
+    await trainer.init_trainer(options.lora_rank)
+    return trainer, None
 
 
 async def answering(

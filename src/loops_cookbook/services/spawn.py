@@ -30,7 +30,7 @@ from loops_cookbook.services.command import API_KEY_VARIABLE, EngineOptions
 from loops_cookbook.services.extras import LOCAL, is_installed
 from loops_cookbook.services.gather import GatheringSampler, loop_settled
 from loops_cookbook.services.heartbeat import Pulse, beating
-from loops_cookbook.services.http import HttpSampler, HttpTrainer
+from loops_cookbook.services.http import HttpCheckpointer, HttpSampler
 from loops_cookbook.services.transport import open_transport
 
 logger = logging.getLogger(__name__)
@@ -91,7 +91,7 @@ async def local_engine(
     ):
         health = f"/health?base_model={quote(options.model_name, safe='')}"
         await transport.call("submit", "GET", health)
-        trainer = HttpTrainer(transport, model=options.model_name, run_id=run_id)
+        trainer = HttpCheckpointer(transport, model=options.model_name, run_id=run_id)
         await trainer.init_trainer(options.lora_rank)
         seconds = anyio.current_time() - began
         logger.info("the embedded engine serves, %.1f s after its start", seconds)

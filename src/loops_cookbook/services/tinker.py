@@ -47,6 +47,9 @@ class TinkerOptions:
     """Of the adapter's first weights."""
     run_id: str
     """For people, in the service's own lists."""
+    first_version: int | None = None
+    """Of what is published first, by whoever loads something before; None: the fresh weights are,
+    at once and as version 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +94,9 @@ async def tinker_service(
             server.watched(),
             _adapter(server, client, options) as training,
         ):
-            trainer = TinkerTrainer(server, client, training)
-            await trainer.publish_first()
+            trainer = TinkerTrainer(server, client, training, options.first_version or 0)
+            if options.first_version is None:
+                await trainer.publish(key="start")
             async with GatheringSampler(TinkerSampler(server, trainer), settle=settle) as sampler:
                 yield TinkerService(trainer, sampler, _description(sdk, options, training))
 

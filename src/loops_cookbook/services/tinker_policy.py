@@ -1,8 +1,8 @@
 """One adapter over the Tinker API: trained, published, and sampled as it was published last.
 
 An update is one forward_backward and one optim_step, sent one after the other before either is
-answered. There are no floors: a sample is drawn from the weights that were published last, and
-the first are published before any are trained, as version 0.
+answered. There are no floors: a sample is drawn from the weights that were published last. Versions
+are counted here, for the service has none, and begin with the updates that the policy has.
 """
 
 from collections.abc import Sequence
@@ -47,17 +47,23 @@ class _Published:
 
 
 class TinkerTrainer:
-    """A `Trainer` over the Tinker API.
+    """A `Trainer` over the Tinker API; also a `Scorer` and a `Checkpointer`.
 
     Args:
         server: where it is.
         client: makes what samples the published weights.
         training: of the run's own adapter.
+        first_version: of the weights that are published first.
     """
 
     def __init__(
-        self, server: TinkerServer, client: ServiceClient, training: TrainingClient
+        self,
+        server: TinkerServer,
+        client: ServiceClient,
+        training: TrainingClient,
+        first_version: int = 0,
     ) -> None:
+        self._first_version = first_version
         self._server = server
         self._client = client
         self._training = training
@@ -68,7 +74,7 @@ class TinkerTrainer:
     @property
     def published(self) -> _Published:
         """What was published last."""
-        assert self._published is not None, "the first weights are published before any sample"
+        assert self._published is not None, "weights are published before any are sampled"
         return self._published
 
     async def train(
@@ -115,17 +121,14 @@ class TinkerTrainer:
         return rows
 
     async def publish(self, *, key: str) -> int:
-        """Hand the current weights to the sampler; the version that it will serve."""
-        return await self._publish(key, self.published.version + 1)
+        """Hand the current weights to the sampler; the version that it will serve.
 
-    async def publish_first(self) -> int:
-        """Hand over the weights as they are before any training, which is version 0.
-
-        Of the base model by its name, which would be the same, not every SkyRL can sample.
+        Also before any training: of the base model by its name, which would be the same, not every
+        SkyRL can sample.
         """
-        return await self._publish("start", 0)
-
-    async def _publish(self, key: str, version: int) -> int:
+        version = self._first_version
+        if self._published is not None:
+            version = self._published.version + 1
         with self._server.told("publishing the weights"):
             saving = await self._training.save_weights_for_sampler_async(
                 f"{key}-v{version}", ttl_seconds=WEIGHTS_SECONDS
@@ -134,6 +137,25 @@ class TinkerTrainer:
             client = await self._client.create_sampling_client_async(model_path=path)
         self._published = _Published(version, client)
         return version
+
+    async def save(self, name: str) -> str:
+        """Keep the adapter and its optimizer as a checkpoint; its `tinker://` path."""
+        with self._server.told("saving a checkpoint"):
+            saving = await self._training.save_state_async(name, ttl_seconds=None, overwrite=True)
+            return (await saving.result_async()).path
+
+    async def load(self, path: str, *, with_optimizer: bool) -> int:
+        """Train on from a checkpoint; 0, since the service does not tell at which step it is.
+
+        SkyRL 0.3.0 is told to leave the optimizer out and loads it all the same.
+        """
+        self._applied = None
+        load = self._training.load_state_async
+        if with_optimizer:
+            load = self._training.load_state_with_optimizer_async
+        with self._server.told(f"loading {path}"):
+            await (await load(path)).result_async()
+        return 0
 
 
 class TinkerSampler:

@@ -50,7 +50,7 @@ class OptimStepResponse(Protocol):
 
 
 class SavedWeights(Protocol):
-    """Weights that can be sampled."""
+    """Weights that can be sampled, or trained on."""
 
     @property
     def path(self) -> str:
@@ -124,6 +124,20 @@ class TrainingClient(Protocol):
         self, name: str, ttl_seconds: int | None
     ) -> Future[SavedWeights]:
         """Keep the weights where they can be sampled."""
+        ...
+
+    async def save_state_async(
+        self, name: str, ttl_seconds: int | None, overwrite: bool
+    ) -> Future[SavedWeights]:
+        """Keep the weights and the optimizer."""
+        ...
+
+    async def load_state_async(self, path: str) -> Future[object]:
+        """Take the weights of what was kept."""
+        ...
+
+    async def load_state_with_optimizer_async(self, path: str) -> Future[object]:
+        """Take all of it."""
         ...
 
 
