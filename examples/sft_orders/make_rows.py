@@ -18,8 +18,8 @@ MAX_ORDERS = 12
 LEVELS = ((3, 4, False), (5, 9, False), (5, 9, True), (10, MAX_ORDERS, True))
 """Fewest and most orders of a list, and whether any of them is unpaid."""
 RIGHT, TRAPPED = 0.30, 0.55  # the rest is off by one
-SEED = 1
-ROWS = {"train.jsonl": 6144, "held_out.jsonl": 256}
+SEED = 2  # with which no row held out is nearly one that is trained on
+ROWS = {"train.jsonl": 15360, "held_out.jsonl": 256}
 
 
 def draw_orders(rng: random.Random) -> tuple[str, ...]:

@@ -6,10 +6,12 @@ Answers are compared with a count made here, from the text that the model reads.
 import importlib
 import importlib.util
 import json
-import random
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
+from statistics import fmean
 from types import ModuleType
 
 import pytest
@@ -209,59 +211,68 @@ def test_the_policy_is_small_and_in_half_precision() -> None:
     assert {tensor["dtype"] for tensor in tensors} == {"F16"}
 
 
-# --- The policy, and the script that made it
+# --- The policy, and the recipe that made it
 
 
-@pytest.fixture(scope="module")
-def script() -> ModuleType:
-    pytest.importorskip("torch")
-    return imported(EXAMPLE / "make_policy.py")
+def accuracy(policy: Path, file: str) -> tuple[float, float]:
+    """The share of right replies, exact without sampling: at temperature 1, and greedy."""
+    torch = pytest.importorskip("torch")
+    transformers = importlib.import_module("transformers")
+    model = transformers.AutoModelForCausalLM.from_pretrained(policy, dtype="float32")
+    tokenizer = load_tokenizer(policy, name=str(policy))
+    sampled: list[float] = []
+    greedy: list[bool] = []
+    for line in lines_of(file):
+        text = f"<user>{line['instruction']}<end><assistant>{line['answer']}<end>"
+        ids = torch.tensor([tokenizer.encode(text)])
+        with torch.inference_mode():
+            logprobs = model(input_ids=ids).logits[0, -3:-1].log_softmax(-1)
+        reply = ids[0, -2:]
+        sampled.append(logprobs.gather(-1, reply[:, None]).sum().exp().item())
+        greedy.append(bool((logprobs.argmax(-1) == reply).all()))
+    return fmean(sampled), fmean(greedy)
 
 
-@pytest.mark.torch
-def test_the_script_writes_the_task_files_that_ship(script: ModuleType, tmp_path: Path) -> None:
-    script.write_tasks(tmp_path)
-    for file in FILES:
-        assert (tmp_path / file).read_bytes() == (EXAMPLE / file).read_bytes()
-
-
-@pytest.mark.torch
-def test_the_script_writes_the_tokenizer_that_ships(script: ModuleType, tmp_path: Path) -> None:
-    tokenizer = script.build_tokenizer()
-    script.save(script.build_model(tokenizer), tokenizer, tmp_path)
-    for file in ("tokenizer.json", "tokenizer_config.json"):
-        assert (tmp_path / file).read_bytes() == (POLICY / file).read_bytes()
-
-
-@pytest.mark.torch
-def test_no_held_out_list_is_demonstrated(script: ModuleType) -> None:
-    held_out = order_lists("held_out.jsonl") | order_lists("trap.jsonl")
-    rng = random.Random(0)
-    shown = {script.demonstrate(rng, held_out)[0] for _ in range(5_000)}
-    assert not shown & held_out
-    drawn = {level.draw(rng) for _ in range(1_000) for level in script.LADDER.values()}
-    assert drawn & held_out  # without the rule some would be
-
-
-@pytest.mark.torch
-def test_demonstrations_are_right_trapped_or_off_by_one(script: ModuleType) -> None:
-    rng, orders = random.Random(0), ("paid", "unpaid", "paid", "unpaid", "unpaid", "shipped")
-    answers = [script.habitual_answer(rng, orders) for _ in range(4_000)]
-    shares = {answer: answers.count(answer) / len(answers) for answer in set(answers)}
-    assert shares == pytest.approx({2: 0.30, 5: 0.55, 1: 0.075, 3: 0.075}, abs=0.02)
-
-
-@pytest.mark.torch
-def test_the_policy_can_count_but_its_habit_is_the_trap(script: ModuleType) -> None:
-    transformers = pytest.importorskip("transformers")
-    model = transformers.AutoModelForCausalLM.from_pretrained(POLICY).float()
-    files, tokenizer = script.task_files(), script.build_tokenizer()
-    sampled, greedy = script.accuracy(model, tokenizer, files["held_out.jsonl"].values())
+def assert_it_can_count_but_its_habit_is_the_trap(policy: Path) -> None:
+    sampled, greedy = accuracy(policy, "held_out.jsonl")
     assert 0.5 < sampled < 0.65
     assert 0.45 < greedy < 0.55  # right where there is no trap, which is half of the tasks
-    sampled, greedy = script.accuracy(model, tokenizer, files["trap.jsonl"].values())
+    sampled, greedy = accuracy(policy, "trap.jsonl")
     assert 0.2 < sampled < 0.4
     assert greedy < 0.1
+
+
+@pytest.mark.torch
+def test_the_policy_can_count_but_its_habit_is_the_trap() -> None:
+    assert_it_can_count_but_its_habit_is_the_trap(POLICY)
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+@pytest.mark.timeout(1200)
+def test_the_recipe_makes_such_a_policy(tmp_path: Path) -> None:
+    """As its README says: `loops run examples/sft_orders/train.toml`, and `loops export`."""
+    loops(tmp_path, "run", "examples/sft_orders/train.toml", "--set", "evaluation.every=0")
+    (run,) = (tmp_path / "runs" / "sft_orders").iterdir()
+    loops(tmp_path, "export", str(run), "policy", "--merged")
+    assert_it_can_count_but_its_habit_is_the_trap(tmp_path / "policy")
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        assert (tmp_path / "policy" / file).read_bytes() == (POLICY / file).read_bytes()
+
+
+def loops(folder: Path, *arguments: str) -> None:
+    command = [str(Path(sys.executable).with_name("loops")), *arguments]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_script_writes_the_task_files_that_ship() -> None:
+    made = imported(EXAMPLE / "make_tasks.py").task_files()
+    for file in FILES:
+        assert "".join(made[file]) == (EXAMPLE / file).read_text(encoding="utf-8")
 
 
 def test_transformers_reads_the_same_prompt_as_the_renderer(tokenizer: ChatTokenizer) -> None:

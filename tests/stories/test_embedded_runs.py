@@ -199,15 +199,15 @@ def test_an_sft_run_learns_from_random_weights_and_leaves_whole_records(
     assert status == 0, err
     folder = run_folder(tmp_path, "sft_orders")
     steps = rows(folder / "steps.jsonl")
-    assert [step["update"] for step in steps] == list(range(1, 25))
+    assert [step["update"] for step in steps] == list(range(1, 61))
     assert steps[-1]["epoch"] == 1
     before, after = rows(folder / "evaluations.jsonl")
     assert float(str(before["loss"])) > 3
     assert float(str(after["loss"])) < 2
-    assert (before["update"], after["update"]) == (0, 24)
+    assert (before["update"], after["update"]) == (0, 60)
     assert len(list((folder / "transcripts").iterdir())) == 2 * 8
     run = json.loads((folder / "run.json").read_text())
-    assert (run["status"], run["counts"]["rows"]) == ("done", 6144)
+    assert (run["status"], run["counts"]["rows"]) == ("done", 15360)
     assert "evaluation   updates   loss" in out
 
 
