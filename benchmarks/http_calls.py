@@ -22,7 +22,7 @@ import numpy as np
 
 from loops_cookbook.cli.descriptors import allow_open_files
 from loops_cookbook.services.base import SampleParams
-from loops_cookbook.services.http import HttpSampler
+from loops_cookbook.services.direct import HttpSampler
 from loops_cookbook.services.transport import Patience, open_transport
 
 SECONDS = 0.5

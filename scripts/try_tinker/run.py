@@ -2,10 +2,12 @@
 
     python3.11 scripts/try_tinker/run.py FOLDER [--updates 20] [--loss cispo] [--mode sync]
     python3.11 scripts/try_tinker/run.py FOLDER --recipe sft
+    python3.11 scripts/try_tinker/run.py FOLDER --kill-after 5
 
 In FOLDER it makes an environment (some 2.5 GB, unless one is there: SkyRL 0.3.0 with its JAX
 backend, `tinker` 0.24.1 and this checkout), a model of random weights, and what the server keeps.
-Then it starts the server on loopback, trains with `loops run`, and ends the server. What each
+Then it starts the server on loopback, trains with `loops run`, and ends the server. With
+`--kill-after` the command is killed after so many updates, and goes on with `--resume`. What each
 update came to is told at the end. It is no test: it needs a package registry and minutes.
 
 What stands in SkyRL's way, and how it is met: its server starts its engine through `uv run`, so a
@@ -56,6 +58,7 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=20)
     parser.add_argument("--loss", default="cispo")
     parser.add_argument("--mode", default="sync")
+    parser.add_argument("--kill-after", type=int, default=0, metavar="UPDATES")
     said = parser.parse_args()
     folder = said.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
@@ -72,8 +75,29 @@ def main() -> None:
         environ = environ | {"TINKER_BASE_URL": url, "TINKER_API_KEY": "tml-any"}
         config = HERE / ("train.toml" if said.recipe == "rl" else "sft.toml")
         subprocess.run(["loops", "check", config, *options], env=environ, cwd=folder, check=True)
-        subprocess.run(["loops", "run", config, *options], env=environ, cwd=folder, check=True)
+        command = ["loops", "run", config, *options]
+        if said.kill_after:
+            command.append("--set=training.checkpoint_every=3")
+            kill(subprocess.Popen(command, env=environ, cwd=folder), folder, said.kill_after)
+            command.append("--resume")
+        subprocess.run(command, env=environ, cwd=folder, check=True)
     tell(max((folder / "runs" / "try_tinker").iterdir()), SHOWN[said.recipe])
+
+
+def kill(command: subprocess.Popen[bytes], folder: Path, updates: int) -> None:
+    """Kill a run once so many updates have a row."""
+    before = time.time()
+    recorded = 0
+    while recorded < updates and command.poll() is None:
+        time.sleep(0.05)
+        runs = [path for path in folder.glob("runs/*/*/steps.jsonl") if is_since(path, before)]
+        recorded = max((len(path.read_text().splitlines()) for path in runs), default=0)
+    command.kill()
+    command.wait()
+
+
+def is_since(path: Path, moment: float) -> bool:
+    return path.stat().st_mtime >= moment
 
 
 def environment(folder: Path) -> dict[str, str]:

@@ -1,12 +1,18 @@
 """`--resume` may stand alone; where a run goes on is told in one line."""
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.report.test_progress import run_row
 
-from loops_cookbook.cli.resuming import resume_command, told, with_resume_value
+from loops_cookbook.cli.resuming import Resumed, resume_command, told, with_resume_value
+from loops_cookbook.recipes.memory import Memory
+from loops_cookbook.records import RunStatus
+from loops_cookbook.rundir.layout import RunFolder
 from loops_cookbook.rundir.past import Past, SFTPast
+from loops_cookbook.rundir.read import RecordedRun
 from loops_cookbook.rundir.rows import CheckpointRow
 
 
@@ -68,3 +74,18 @@ def test_the_command_that_goes_on_has_all_that_the_first_one_had() -> None:
     assert resume_command("train.toml", [], None, None, Path("/runs/a")) == (
         "loops run train.toml --resume /runs/a"
     )
+
+
+@pytest.mark.parametrize(
+    ("status", "beginning"),
+    [("running", "b"), ("interrupted", None), ("failed", None), ("stopped", None), ("done", None)],
+)
+def test_only_of_a_run_that_was_killed_is_it_asked_what_the_trainer_still_has(
+    tmp_path: Path, status: RunStatus, beginning: str | None
+) -> None:
+    """What was on its way when a run came to an end in order may yet arrive there."""
+    row = replace(run_row(), status=status, service={"beginning": "b"})
+    resumed = Resumed(RecordedRun(RunFolder(tmp_path), row))
+    memory = resumed.remember(Memory[Past](start="bt://loops:x/weights/y"), Past())
+    assert (memory.beginning, memory.life) == (beginning, 1)
+    assert memory.start == "bt://loops:x/weights/y"

@@ -35,7 +35,8 @@ from loops_cookbook.local.requests import (
 from loops_cookbook.local.routes import Limits
 from loops_cookbook.local.worker import Worker
 from loops_cookbook.services.base import AdamParams, LossSpec, SampleParams
-from loops_cookbook.services.http import HttpSampler, HttpTrainer
+from loops_cookbook.services.direct import HttpSampler
+from loops_cookbook.services.http import HttpTrainer
 from loops_cookbook.services.transport import Patience, open_transport
 from loops_cookbook.tokens import ids_of
 

@@ -6,10 +6,8 @@ from loops_cookbook.config.rl import TrainingTable
 from loops_cookbook.errors import ConfigError, UsageError
 from loops_cookbook.learning.losses import LOSSES as ALL_LOSSES
 from loops_cookbook.recipes.capabilities import (
-    ENGINES,
     LOSSES,
     OPTIONS,
-    ROUTES,
     client_warning,
     engines_of,
     engines_page,
@@ -17,6 +15,7 @@ from loops_cookbook.recipes.capabilities import (
     installed_client,
 )
 from loops_cookbook.recipes.check import check_report, warnings_of
+from loops_cookbook.recipes.engines import ENGINES, ROUTES
 from loops_cookbook.recipes.launch import require_service
 from loops_cookbook.recipes.scope import choose_scope
 from loops_cookbook.services.tinker_policy import LOSSES as SENT

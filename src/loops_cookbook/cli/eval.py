@@ -61,7 +61,7 @@ def evaluate(
         typer.Option(
             "--checkpoint",
             metavar="C",
-            help="RUN_DIR (its last checkpoint), RUN_DIR@UPDATE, bt://... on hosted scopes, or "
+            help="RUN_DIR (its last checkpoint), RUN_DIR@UPDATE, a path of the scope's service, or "
             f"`{BASE}`: the policy as its model is. Where none is given: model.start_from, else "
             f"`{BASE}`. May be given again; each is compared with the first.",
             show_default=False,

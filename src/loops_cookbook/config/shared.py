@@ -106,8 +106,8 @@ class ModelTable(StrictModel):
 
     start_from: Text | None = None
     """A checkpoint whose weights training starts from, its optimizer left out: a run folder (its
-    last), `RUN_DIR@<update>`, or on hosted scopes a path such as `bt://...`. A run folder is looked
-    for beside the config, then in the working directory."""
+    last), `RUN_DIR@<update>`, or a path of the scope's service, `bt://...` or `tinker://...`. A run
+    folder is looked for beside the config, then in the working directory."""
 
     def broken_rules(self) -> Iterator[Problem]:
         """`lora_alpha` scales an adapter, so it needs one; and an adapter needs a model."""

@@ -1,11 +1,11 @@
-"""A trainer and a sampler over the Loops wire, whoever serves it.
+"""A trainer over the Loops wire, whoever serves it.
 
 `HttpTrainer` submits operations one at a time, in the order of their sequence numbers, and then
 waits for results by long polls; so an update's forward_backward and optim_step are both under way
 before the first of them ends. An operation's name on the wire follows from the beginning (which
 has a name that no other has), the caller's key, the operation and the chunk alone: the same key
 sent again, by a later process too that goes on from that beginning, is the same operation and is
-not applied again. `HttpSampler` sends one request a call, and a retry of it under the same key.
+not applied again.
 
 How long a call may take is the caller's cancel scope; an operation of which the server says that
 it still runs is waited for.
@@ -25,14 +25,7 @@ from pydantic import BaseModel
 
 from loops_cookbook.errors import ServiceRefused
 from loops_cookbook.learning.datums import Datum
-from loops_cookbook.services.base import (
-    AdamParams,
-    Held,
-    Left,
-    LossSpec,
-    SampleParams,
-    StepResult,
-)
+from loops_cookbook.services.base import AdamParams, Held, Left, LossSpec, StepResult
 from loops_cookbook.services.bodies import (
     Accepted,
     ForwardBackwardResult,
@@ -44,7 +37,6 @@ from loops_cookbook.services.bodies import (
     OptimStepResult,
     PolicyVersion,
     Poll,
-    Samples,
     SaveForSampler,
     SaveForSamplerResult,
     SaveState,
@@ -57,15 +49,12 @@ from loops_cookbook.services.bodies import (
 from loops_cookbook.services.transport import Transport
 from loops_cookbook.services.wire import (
     MAX_CHUNK_BYTES,
-    POLICY_VERSION,
     chunks,
     datum_json,
     forward_backward_json,
     output_logprobs,
-    sample_json,
-    sampled,
 )
-from loops_cookbook.tokens import Ids, Logprobs, SampledTokens
+from loops_cookbook.tokens import Logprobs
 
 PENDING_SECONDS = 1.0
 """A server holds a poll until there is a result, or for some 30 s. One that says sooner that there
@@ -333,72 +322,6 @@ class HttpCheckpointer(HttpTrainer):
             operation = await self._submit(call, uuid.uuid4().hex, body)
         self._has_loaded = True
         return (await self._result(operation, LoadStateResult)).step
-
-
-class HttpSampler:
-    """A `Sampler` over HTTP.
-
-    Args:
-        transport: to the sampler.
-        run_id: the run whose policy is sampled; None for a server of one model.
-        published: what its trainer published, where the server takes version 0 for the base model
-            whatever was loaded.
-    """
-
-    def __init__(
-        self, transport: Transport, *, run_id: str | None, published: Published | None = None
-    ) -> None:
-        self._transport = transport
-        self._run_id = run_id
-        self._published = published or Published()
-
-    async def sample(
-        self,
-        prompt_ids: Ids,
-        params: SampleParams,
-        *,
-        n: int = 1,
-        min_policy_version: int = 0,
-        affinity_key: str | None = None,
-    ) -> tuple[SampledTokens, ...]:
-        """Draw `n` completions of one prompt, from at least `min_policy_version`.
-
-        0 asks for the weights as they were before any training.
-        """
-        path = self._published.path if self._published.version == 0 else None
-        headers = {"Idempotency-Key": str(uuid.uuid4()), "Content-Type": "application/json"}
-        if self._run_id is not None:
-            headers["X-Run-Id"] = self._run_id
-        if min_policy_version > 0:
-            headers["X-Min-Policy-Version"] = str(min_policy_version)
-        elif path is not None:
-            headers["X-Checkpoint-Path"] = path
-        if affinity_key:
-            headers["X-Baseten-Session-ID"] = affinity_key
-        try:
-            body = sample_json(prompt_ids, params, n)
-        except WireError as error:
-            raise ServiceRefused(
-                f"a sample cannot be asked for ({error}): mend the parameters that it was given"
-            ) from error
-        answer = await self._transport.call("sample", "POST", "/sample", body=body, headers=headers)
-        with understood(self._transport, "POST /sample"):
-            version = _version(answer.headers.get(POLICY_VERSION), min_policy_version)
-            version = 0 if path is not None and min_policy_version == 0 else version
-            completions = sampled(read(answer.body, Samples), version)
-            if len(completions) != n:
-                raise WireError(f"choices: {len(completions)} of the {n} asked for")
-        return completions
-
-
-def _version(told: str | None, floor: int) -> int | None:
-    if told is None:
-        return None
-    if not told.isdecimal():
-        raise WireError(f"{POLICY_VERSION}: {told!r} is no version")
-    if int(told) < floor:
-        raise WireError(f"{POLICY_VERSION}: {told}, where at least {floor} was asked for")
-    return int(told)
 
 
 @contextmanager

@@ -19,9 +19,10 @@ from loops_cookbook.errors import ServiceError, ServiceRefused, ServiceUnavailab
 from loops_cookbook.services.base import Sampler, Trainer
 from loops_cookbook.services.control import HOSTED_URL, ControlPlane, HostedOptions
 from loops_cookbook.services.control_bodies import SamplerPlace, TrainerRun
+from loops_cookbook.services.direct import HttpSampler
 from loops_cookbook.services.gather import GatheringSampler, loop_settled
 from loops_cookbook.services.heartbeat import Pulse, beating
-from loops_cookbook.services.http import HttpCheckpointer, HttpSampler
+from loops_cookbook.services.http import HttpCheckpointer
 from loops_cookbook.services.queued import QueuedSampler
 from loops_cookbook.services.transport import Patience, Transport, open_transport
 

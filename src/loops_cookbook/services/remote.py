@@ -21,8 +21,9 @@ import httpx
 
 from loops_cookbook.errors import ServiceRefused, ServiceUnavailable
 from loops_cookbook.services.base import Held, Left, Sampler, Trainer
+from loops_cookbook.services.direct import HttpSampler
 from loops_cookbook.services.gather import GatheringSampler, loop_settled
-from loops_cookbook.services.http import HttpCheckpointer, HttpSampler, HttpTrainer
+from loops_cookbook.services.http import HttpCheckpointer, HttpTrainer
 from loops_cookbook.services.transport import Answer, Patience, Transport, detail, open_transport
 
 logger = logging.getLogger(__name__)

@@ -27,10 +27,11 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 from loops_cookbook.errors import EngineDied, MissingExtra, ModelError, UsageError
 from loops_cookbook.services.base import Sampler, Trainer
 from loops_cookbook.services.command import API_KEY_VARIABLE, EngineOptions
+from loops_cookbook.services.direct import HttpSampler
 from loops_cookbook.services.extras import LOCAL, is_installed
 from loops_cookbook.services.gather import GatheringSampler, loop_settled
 from loops_cookbook.services.heartbeat import Pulse, beating
-from loops_cookbook.services.http import HttpCheckpointer, HttpSampler
+from loops_cookbook.services.http import HttpCheckpointer
 from loops_cookbook.services.transport import open_transport
 
 logger = logging.getLogger(__name__)

@@ -1,0 +1,81 @@
+"""A sampler that answers directly: `loops serve`, and the dedicated one of hosted Loops.
+
+It sends one request a call, and a retry of it under the same key. The version that the answer is of
+is told with it, and is at least the one that was asked for.
+"""
+
+import uuid
+
+from loops_cookbook.errors import ServiceRefused
+from loops_cookbook.services.base import SampleParams
+from loops_cookbook.services.bodies import Samples, WireError, read
+from loops_cookbook.services.http import Published, understood
+from loops_cookbook.services.transport import Transport
+from loops_cookbook.services.wire import POLICY_VERSION, sample_json, sampled
+from loops_cookbook.tokens import Ids, SampledTokens
+
+
+class HttpSampler:
+    """A `Sampler` over HTTP.
+
+    Args:
+        transport: to the sampler.
+        run_id: the run whose policy is sampled; None for a server of one model.
+        published: what its trainer published, where the server takes version 0 for the base model
+            whatever was loaded.
+    """
+
+    def __init__(
+        self, transport: Transport, *, run_id: str | None, published: Published | None = None
+    ) -> None:
+        self._transport = transport
+        self._run_id = run_id
+        self._published = published or Published()
+
+    async def sample(
+        self,
+        prompt_ids: Ids,
+        params: SampleParams,
+        *,
+        n: int = 1,
+        min_policy_version: int = 0,
+        affinity_key: str | None = None,
+    ) -> tuple[SampledTokens, ...]:
+        """Draw `n` completions of one prompt, from at least `min_policy_version`.
+
+        0 asks for the weights as they were before any training.
+        """
+        path = self._published.path if self._published.version == 0 else None
+        headers = {"Idempotency-Key": str(uuid.uuid4()), "Content-Type": "application/json"}
+        if self._run_id is not None:
+            headers["X-Run-Id"] = self._run_id
+        if min_policy_version > 0:
+            headers["X-Min-Policy-Version"] = str(min_policy_version)
+        elif path is not None:
+            headers["X-Checkpoint-Path"] = path
+        if affinity_key:
+            headers["X-Baseten-Session-ID"] = affinity_key
+        try:
+            body = sample_json(prompt_ids, params, n)
+        except WireError as error:
+            raise ServiceRefused(
+                f"a sample cannot be asked for ({error}): mend the parameters that it was given"
+            ) from error
+        answer = await self._transport.call("sample", "POST", "/sample", body=body, headers=headers)
+        with understood(self._transport, "POST /sample"):
+            version = _version(answer.headers.get(POLICY_VERSION), min_policy_version)
+            version = 0 if path is not None and min_policy_version == 0 else version
+            completions = sampled(read(answer.body, Samples), version)
+            if len(completions) != n:
+                raise WireError(f"choices: {len(completions)} of the {n} asked for")
+        return completions
+
+
+def _version(told: str | None, floor: int) -> int | None:
+    if told is None:
+        return None
+    if not told.isdecimal():
+        raise WireError(f"{POLICY_VERSION}: {told!r} is no version")
+    if int(told) < floor:
+        raise WireError(f"{POLICY_VERSION}: {told}, where at least {floor} was asked for")
+    return int(told)
