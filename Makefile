@@ -23,7 +23,7 @@ demo: $(VENV)/.demo  ## train the counting example on this machine
 	$(BIN)/loops run examples/counting/train.toml
 
 test: $(VENV)/.dev  ## the tests that every change must pass
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow" -n 2
 
 test-all: $(VENV)/.dev  ## every test, whole runs on the embedded engine included
 	$(BIN)/python -m pytest

@@ -185,7 +185,9 @@ async def test_what_the_control_plane_makes_is_asked_for_once(where: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "fault", [dropped, unreachable, status(408), status(502), status(404)], ids=repr
+    "fault",
+    [dropped, unreachable, status(408), status(502), status(404)],
+    ids=["dropped", "unreachable", "408", "502", "404"],
 )
 @pytest.mark.parametrize("call", ["forward_backward", "optim_step", "save_weights_for_sampler"])
 async def test_an_operation_whose_answer_was_lost_is_not_applied_twice(

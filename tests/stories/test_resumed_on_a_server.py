@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from tests.stories.test_embedded_runs import LOOPS, finished, rows, run_folder, wait_for
 
 pytest.importorskip("torch")
+
+from tests.stories.test_embedded_runs import LOOPS, finished, rows, run_folder, wait_for
+
 pytestmark = [pytest.mark.slow, pytest.mark.torch, pytest.mark.timeout(300)]
 
 UPDATES = 12
