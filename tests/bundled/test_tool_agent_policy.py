@@ -29,6 +29,7 @@ def renderer(tokenizer: ChatTokenizer) -> ChatTemplateRenderer:
     return ChatTemplateRenderer(tokenizer)
 
 
+@pytest.mark.torch
 def test_the_config_stands_and_every_turn_extends() -> None:
     result = CliRunner().invoke(app, ["check", "examples/tool_agent/train.toml"])
     assert result.exit_code == 0, result.output

@@ -173,6 +173,7 @@ def test_a_whole_model_needs_the_extra_and_an_adapter_does_not(
     export(run, tmp_path / "adapter", merged=False)
 
 
+@pytest.mark.torch
 def test_a_base_model_that_is_gone_is_named(saved_run: MakeRun, tmp_path: Path) -> None:
     run = saved_run(name="a/model", lora_rank=0)
     for config in run.rglob("adapter_config.json"):
