@@ -23,7 +23,8 @@ from baseten.loops.sampling_client import LocalDeployment
 
 from loops_cookbook.learning.datums import Datum
 from loops_cookbook.services.base import AdamParams, LossSpec, SampleParams
-from loops_cookbook.services.http import HttpSampler, HttpTrainer
+from loops_cookbook.services.direct import HttpSampler
+from loops_cookbook.services.http import HttpCheckpointer
 from loops_cookbook.services.transport import open_transport
 from loops_cookbook.tokens import ids_of
 
@@ -141,7 +142,7 @@ def theirs(url: str) -> None:
 def ours(url: str) -> None:
     async def run() -> None:
         async with open_transport(url, api_key=KEY) as transport:
-            trainer = HttpTrainer(transport, model=MODEL, run_id=RUN)
+            trainer = HttpCheckpointer(transport, model=MODEL, run_id=RUN)
             await trainer.init_trainer(16)
             row = Datum(
                 input_ids=ids_of([1, 2, 3, 4]),
