@@ -18,7 +18,7 @@ from loops_cookbook.config.load import AnyConfig, LoadedConfig
 from loops_cookbook.config.sft import SFTConfig
 from loops_cookbook.errors import ConfigError, ServiceRefused
 from loops_cookbook.recipes.comparison import Comparison, compare
-from loops_cookbook.recipes.ending import ending
+from loops_cookbook.recipes.ending import Ending, ending
 from loops_cookbook.recipes.evaluation import Evaluations
 from loops_cookbook.recipes.plan import Plan
 from loops_cookbook.recipes.plans import AnyPlan, plan_config
@@ -27,7 +27,7 @@ from loops_cookbook.recipes.rules import attempt_context
 from loops_cookbook.recipes.sft_evaluation import HeldOut, Look, scorer
 from loops_cookbook.recipes.sft_plan import HELD_OUT, SFTPlan, plan_sft
 from loops_cookbook.recipes.start import Start
-from loops_cookbook.records import EvaluationRow, Recorder, RunRow, RunStatus
+from loops_cookbook.records import EvaluationRow, Recorder, RunRow
 from loops_cookbook.rollouts.keeper import Keeper, open_group, open_keeper
 from loops_cookbook.rollouts.stall import Narrator
 from loops_cookbook.rollouts.watchdog import watch_event_loop
@@ -102,7 +102,7 @@ async def run_evaluation(
         UsageError: the service cannot be had.
     """
     run = _Run(plan, recorder, row, around or Surroundings())
-    async with open_keeper(run.on_stuck) as keeper:
+    async with open_keeper(run.ending.on_stuck) as keeper:
         recorder.run_started(row)
         try:
             async with open_group() as group:
@@ -110,9 +110,10 @@ async def run_evaluation(
                 await run.carry_out(candidates, open_service, keeper)
                 group.cancel_scope.cancel()
         except BaseException as error:  # told, never kept
-            run.end(*ending(error))
+            status, reason = ending(error)
+            run.ending.tell(status, {}, reason)
             raise
-        run.end("done")
+        run.ending.tell("done", {})
 
 
 def in_order(rows: Sequence[EvaluationRow], candidates: Sequence[Candidate]) -> list[EvaluationRow]:
@@ -138,26 +139,12 @@ class _Run:
     def __init__(
         self, plan: AnyPlan, recorder: Recorder, row: RunRow, around: Surroundings
     ) -> None:
+        self.ending = Ending(recorder, around.end_process)
         self.narrator = around.narrator or Narrator(recorder.note, now=anyio.current_time)
         self._plan = plan
         self._recorder = recorder
         self._row = row
         self._around = around
-        self._ended: tuple[RunStatus, str | None] = ("running", None)
-
-    @property
-    def on_stuck(self) -> Callable[[Sequence[str]], None] | None:
-        """For the keeper: ends the process, where there is someone who can."""
-        end_process = self._around.end_process
-        if end_process is None:
-            return None
-
-        def stuck(jobs: Sequence[str]) -> None:
-            status, reason = self._ended
-            why = [reason] if reason and status != "interrupted" else []
-            end_process(status, [*why, f"ended without waiting for {'; '.join(jobs)}"])
-
-        return stuck
 
     async def carry_out(
         self, candidates: Sequence[Candidate], open_service: ServiceFactory, keeper: Keeper
@@ -168,10 +155,6 @@ class _Run:
             for number, candidate in enumerate(in_turn, start=1):
                 update, version = await self._serve(candidate, service.trainer, number)
                 await evaluate(candidate.name, update, version)
-
-    def end(self, status: RunStatus, reason: str | None = None) -> None:
-        self._ended = (status, reason)
-        self._recorder.run_ended(status, {}, reason)
 
     @asynccontextmanager
     async def _opened(self, open_service: ServiceFactory) -> AsyncGenerator[Service]:
@@ -237,7 +220,4 @@ class _Run:
         return evaluate
 
     def _blocked(self, why: str) -> None:
-        """For the watchdog: the evaluation is over, for the event loop does not come back."""
-        self.end("failed", why)
-        if self._around.end_process is not None:
-            self._around.end_process("failed", [why])
+        self.ending.tell_blocked(why, {})

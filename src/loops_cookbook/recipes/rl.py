@@ -10,13 +10,13 @@ group's batch, `unused` or `discarded` when its group is rejected or the run end
 run ends, what is known is written before the exception goes on.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 
 import anyio
 
-from loops_cookbook.recipes.ending import ending
+from loops_cookbook.recipes.ending import Ending, EndProcess, ending
 from loops_cookbook.recipes.memory import Memory
 from loops_cookbook.recipes.plan import Plan
 from loops_cookbook.recipes.rl_run import RLRun
@@ -37,7 +37,7 @@ class Surroundings:
     """Threads for the renderer; None renders on the event loop."""
     narrator: Narrator | None = None
     """Knows what the run waits for; None: one of its own, which tells the recorder."""
-    end_process: Callable[[RunStatus, Sequence[str]], None] | None = None
+    end_process: EndProcess | None = None
     """Told, after `run_ended`, how the run ended and why the process must end at once: tries ignore
     cancellation, or one holds the event loop. Without it the run waits for them."""
     memory: Memory[Past] = field(default_factory=Memory[Past])
@@ -65,7 +65,7 @@ async def run_rl(
         UsageError: the service cannot be had.
     """
     run = _Run(plan, recorder, row, around or Surroundings())
-    async with open_keeper(run.on_stuck) as keeper:
+    async with open_keeper(run.ending.on_stuck) as keeper:
         recorder.run_started(row)
         try:
             async with open_group() as group:
@@ -82,27 +82,13 @@ class _Run:
     """A run from before its service is there until it is told how it ended."""
 
     def __init__(self, plan: Plan, recorder: Recorder, row: RunRow, around: Surroundings) -> None:
+        self.ending = Ending(recorder, around.end_process)
         self.narrator = around.narrator or Narrator(recorder.note, now=anyio.current_time)
         self._plan = plan
         self._recorder = recorder
         self._row = row
         self._around = around
-        self._ended: tuple[RunStatus, str | None] = ("running", None)
         self._counts: Mapping[str, int] = {}
-
-    @property
-    def on_stuck(self) -> Callable[[Sequence[str]], None] | None:
-        """For the keeper: ends the process, where there is someone who can."""
-        end_process = self._around.end_process
-        if end_process is None:
-            return None
-
-        def stuck(jobs: Sequence[str]) -> None:
-            status, reason = self._ended
-            why = [reason] if reason and status != "interrupted" else []
-            end_process(status, [*why, f"ended without waiting for {'; '.join(jobs)}"])
-
-        return stuck
 
     async def carry_out(self, open_service: ServiceFactory, keeper: Keeper) -> None:
         async with AsyncExitStack() as stack:
@@ -125,16 +111,8 @@ class _Run:
                     self._counts = run.settle()
 
     def end(self, status: RunStatus, reason: str | None = None) -> None:
-        self._ended = (status, reason)
-        self._recorder.run_ended(status, self._counts, reason)
+        self.ending.tell(status, self._counts, reason)
 
     def _blocked(self, run: RLRun) -> Callable[[str], None]:
         """For the watchdog: the run is over, and its attempts can be given no fate any more."""
-
-        def told(why: str) -> None:
-            self._counts = run.totals
-            self.end("failed", why)
-            if self._around.end_process is not None:
-                self._around.end_process("failed", [why])
-
-        return told
+        return lambda why: self.ending.tell_blocked(why, run.totals)
