@@ -10,10 +10,11 @@ from tests.report.test_progress import run_row
 from loops_cookbook.cli.resuming import Resumed, resume_command, told, with_resume_value
 from loops_cookbook.recipes.memory import Memory
 from loops_cookbook.records import RunStatus
-from loops_cookbook.rundir.layout import RunFolder
+from loops_cookbook.rundir.layout import RunFolder, new_run_folder
 from loops_cookbook.rundir.past import Past, SFTPast
-from loops_cookbook.rundir.read import RecordedRun
+from loops_cookbook.rundir.read import RecordedRun, open_run
 from loops_cookbook.rundir.rows import CheckpointRow
+from loops_cookbook.rundir.write import RunWriter
 
 
 def saved(update: int) -> CheckpointRow:
@@ -89,3 +90,15 @@ def test_only_of_a_run_that_was_killed_is_it_asked_what_the_trainer_still_has(
     memory = resumed.remember(Memory[Past](start="bt://loops:x/weights/y"), Past())
     assert (memory.beginning, memory.life) == (beginning, 1)
     assert memory.start == "bt://loops:x/weights/y"
+
+
+def test_a_run_is_read_again_once_its_folder_is_held(tmp_path: Path) -> None:
+    """Two resumes in one moment would have had the same names for their calls at the trainer."""
+    folder = new_run_folder("runs", tmp_path)
+    with RunWriter(folder) as writer:
+        writer.run_started(run_row())
+    resumed = Resumed(open_run(folder.root))
+    with RunWriter(folder) as writer:
+        writer.run_started(replace(run_row(), resumed_at=(1.0,)))
+    assert resumed.life == 1
+    assert resumed.read_again().life == 2

@@ -82,6 +82,10 @@ class Resumed:
 
     run: RecordedRun
 
+    def read_again(self) -> "Resumed":
+        """The run as it is once its folder is held: another process may have gone on with it."""
+        return Resumed(open_run(self.run.folder.root))
+
     @property
     def life(self) -> int:
         """How often it was gone on with, this time included."""

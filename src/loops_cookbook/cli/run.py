@@ -119,8 +119,8 @@ class _Launch:
 
 
 def _carry_out(launch: _Launch, warnings: Sequence[str]) -> None:
-    plan, folder, resumed = launch.plan, launch.folder, launch.resumed
-    start = resumed.run.run.started_from if resumed else launch.row.started_from
+    plan, folder = launch.plan, launch.folder
+    start = launch.resumed.run.run.started_from if launch.resumed else launch.row.started_from
     progress = Progress(
         folder.root,
         side=side_console(),
@@ -129,6 +129,7 @@ def _carry_out(launch: _Launch, warnings: Sequence[str]) -> None:
     )
 
     async def work(recorder: Recorder, around: Surroundings) -> None:
+        resumed = None if launch.resumed is None else launch.resumed.read_again()
         if resumed is not None:
             progress.recall(resumed.run.steps(), resumed.run.evaluations())
             for line in (await clean_up_before(folder)).lines:
@@ -139,7 +140,7 @@ def _carry_out(launch: _Launch, warnings: Sequence[str]) -> None:
                 memory = Memory[SFTPast](savepoints, start=start)
                 if resumed is not None:
                     memory = resumed.remember(memory, resumed.sft_past(plan))
-                row = _row_of(launch, recorder, memory.past)
+                row = _row_of(launch.row, recorder, resumed, memory.past)
                 opened = partial(opened, before=before(memory))
                 await run_sft(plan, opened, recorder, row, around.narrator, memory)
                 return
@@ -147,7 +148,7 @@ def _carry_out(launch: _Launch, warnings: Sequence[str]) -> None:
             if resumed is not None:
                 of_run = resumed.remember(of_run, resumed.past(plan))
             opened = partial(opened, before=before(of_run))
-            row = _row_of(launch, recorder, of_run.past)
+            row = _row_of(launch.row, recorder, resumed, of_run.past)
             async with (
                 with_judges(plan, os.environ) as judged,
                 open_sandboxes(plan.config, folder) as sandboxes,
@@ -158,9 +159,10 @@ def _carry_out(launch: _Launch, warnings: Sequence[str]) -> None:
     launched(plan, folder, progress, warnings, work, is_tracked=True)
 
 
-def _row_of(launch: _Launch, recorder: Recorder, past: Past | SFTPast | None) -> RunRow:
+def _row_of(
+    row: RunRow, recorder: Recorder, resumed: Resumed | None, past: Past | SFTPast | None
+) -> RunRow:
     """The row as a run begins with it, or goes on with it."""
-    row, resumed = launch.row, launch.resumed
     if resumed is None or past is None:
         return row
     recorder.note("info", f"resumed: {told(past)}")
