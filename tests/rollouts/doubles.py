@@ -12,6 +12,7 @@ from pydantic import BaseModel
 
 from loops_cookbook.attempts import Attempt, Call, Scalar
 from loops_cookbook.rollouts.attempt import Finished, GroupStart, run_attempts
+from loops_cookbook.rollouts.jobs import Job, Timer
 from loops_cookbook.rollouts.keeper import Keeper, open_keeper
 from loops_cookbook.rollouts.limits import Limits
 from loops_cookbook.rollouts.trial import AttemptContext, AttemptRules, SamplingTerms
@@ -170,6 +171,21 @@ async def world(
 ) -> AsyncIterator[World]:
     async with open_keeper(on_stuck) as keeper:
         yield World(runtime or PlayRuntime(), keeper, limits or Limits(16, 16, 2), **rules)
+
+
+@asynccontextmanager
+async def watched_timers() -> AsyncIterator[Callable[[], Timer]]:
+    """Makes timers of jobs that idle; a Keeper does what they say."""
+    async with open_keeper() as keeper, anyio.create_task_group() as group:
+
+        def new_timer() -> Timer:
+            job = Job("a job", seconds=10_000, release_seconds=5)
+            job.timer.start(anyio.current_time())
+            group.start_soon(keeper.outcome, job, anyio.sleep_forever)
+            return job.timer
+
+        yield new_timer
+        group.cancel_scope.cancel()
 
 
 async def ignore_cancellation(until: anyio.Event, step: float = 1) -> None:

@@ -1,12 +1,13 @@
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import anyio
 import numpy as np
 import pytest
 from pydantic import BaseModel
 from tests.rollouts.doubles import (
+    CLOCKS,
     Play,
     PlayLease,
     PlayRuntime,
@@ -115,6 +116,19 @@ async def test_a_setup_clock_that_ran_out_on_every_try_is_a_failure_of_that_type
     assert attempt.discarded is not None
     assert (attempt.discarded.fate, attempt.discarded.exception) == (Fate.FAILED, "ClockRanOut")
     assert attempt.timing.setup == 20
+
+
+async def test_a_setup_that_keeps_its_cut_to_itself_ran_out_of_time_all_the_same() -> None:
+    class Deaf(Play):
+        async def setup(self) -> None:
+            with suppress(anyio.get_cancelled_exc_class()):
+                await anyio.sleep_forever()
+
+    runtime = PlayRuntime(Deaf)
+    attempt = await attempt_of(runtime)
+    assert attempt.discarded is not None
+    assert attempt.discarded.detail == "setup: ClockRanOut: setup outlasted its clock of 20 s"
+    assert runtime.plays[0].log == ["setup", "close", "closed"]
 
 
 async def test_a_lease_that_cannot_be_opened_is_a_failed_try() -> None:
@@ -441,11 +455,25 @@ async def test_a_cancelled_attempt_is_released_and_reported_as_cancelled() -> No
     assert attempt.trajectory.sampled_tokens == 2
 
 
+async def test_a_release_under_way_when_the_run_ends_is_still_under_its_clock() -> None:
+    class Stuck(Play):
+        async def close(self) -> None:
+            await anyio.sleep_forever()
+
+    async with world(PlayRuntime(Stuck)) as w, anyio.create_task_group() as group:
+        began = anyio.current_time()
+        group.start_soon(run_it, w, 0, list[Finished]())
+        await anyio.sleep(5)
+        w.context.keeper.group.cancel_scope.cancel()  # as its end does
+        group.cancel_scope.cancel()
+    assert anyio.current_time() - began == CLOCKS.release_seconds
+
+
 async def test_an_attempt_cancelled_while_it_waits_for_room_is_reported() -> None:
     ended: list[Finished] = []
     async with world(limits=Limits(1, 1, 0)) as w:
         job = Job("", seconds=1, release_seconds=1)
-        await w.limits.starting.take("somebody", job.hard, anyio.current_time())
+        await w.limits.starting.take("somebody", job.timer, anyio.current_time())
         with anyio.move_on_after(10):
             await run_it(w, 0, ended)
         w.limits.starting.give_back("somebody")

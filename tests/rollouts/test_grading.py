@@ -8,7 +8,7 @@ import pytest
 
 from loops_cookbook.errors import ClockRanOut, Discard, EngineDied, GradeError
 from loops_cookbook.rollouts.grading import graded, reward_of, rewards_of
-from loops_cookbook.rollouts.jobs import HardDeadline
+from loops_cookbook.rollouts.jobs import Timer
 from loops_cookbook.rollouts.limits import Limit, PhaseSlot
 
 NUMBERS = [0, 1, True, 0.5, -3, np.float32(0.5), np.int64(2), np.bool_(True), np.longdouble(1)]
@@ -72,9 +72,13 @@ def test_a_group_with_one_bad_reward_is_refused_with_whose_it_is() -> None:
         rewards_of([1.0, None], whose=["a", "b"], group="group 1")
 
 
-def new_slots() -> Callable[[], PhaseSlot]:
+Slots = Callable[[], PhaseSlot]
+
+
+@pytest.fixture
+def slots(new_timer: Callable[[], Timer]) -> Slots:
     limit = Limit("grading", 1)
-    return lambda: PhaseSlot(limit, 10, HardDeadline(1000))
+    return lambda: PhaseSlot(limit, 10, new_timer())
 
 
 def accept(value: object) -> float:
@@ -95,20 +99,20 @@ class Grader:
 
 
 @pytest.mark.anyio
-async def test_a_grader_is_asked_until_it_gives_a_number() -> None:
+async def test_a_grader_is_asked_until_it_gives_a_number(slots: Slots) -> None:
     grader = Grader(ValueError("once"), None, 0.5, 1.0)
-    assert await graded(grader, accept, new_slots(), tries=3) == 0.5
+    assert await graded(grader, accept, slots, tries=3) == 0.5
     assert grader.answers == [1.0]
 
 
 @pytest.mark.anyio
-async def test_the_last_fault_is_what_remains_of_a_grader_that_never_does() -> None:
-    result = await graded(Grader(None, ValueError("last")), accept, new_slots(), tries=2)
+async def test_the_last_fault_is_what_remains_of_a_grader_that_never_does(slots: Slots) -> None:
+    result = await graded(Grader(None, ValueError("last")), accept, slots, tries=2)
     assert isinstance(result, ValueError)
 
 
 @pytest.mark.anyio
-async def test_a_grader_that_outlasts_its_clock_is_asked_again() -> None:
+async def test_a_grader_that_outlasts_its_clock_is_asked_again(slots: Slots) -> None:
     calls: list[float] = []
 
     async def slow_once() -> object:
@@ -117,19 +121,19 @@ async def test_a_grader_that_outlasts_its_clock_is_asked_again() -> None:
             await anyio.sleep_forever()
         return 1
 
-    assert await graded(slow_once, accept, new_slots(), tries=2) == 1.0
+    assert await graded(slow_once, accept, slots, tries=2) == 1.0
     assert calls[1] - calls[0] == 10
 
 
 @pytest.mark.anyio
-async def test_a_grader_that_always_outlasts_its_clock_gives_nothing() -> None:
-    result = await graded(anyio.sleep_forever, accept, new_slots(), tries=2)
+async def test_a_grader_that_always_outlasts_its_clock_gives_nothing(slots: Slots) -> None:
+    result = await graded(anyio.sleep_forever, accept, slots, tries=2)
     assert isinstance(result, ClockRanOut)
     assert str(result) == "grading outlasted its clock of 10 s"
 
 
 @pytest.mark.anyio
-async def test_a_number_that_comes_after_the_clock_is_none() -> None:
+async def test_a_number_that_comes_after_the_clock_is_none(slots: Slots) -> None:
     """A grader that took no notice of the cut got its reward counted."""
 
     async def late() -> object:
@@ -137,10 +141,10 @@ async def test_a_number_that_comes_after_the_clock_is_none() -> None:
             await anyio.sleep(11)
         return 1.0
 
-    assert isinstance(await graded(late, accept, new_slots(), tries=2), ClockRanOut)
+    assert isinstance(await graded(late, accept, slots, tries=2), ClockRanOut)
 
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("final", [Discard("drop"), EngineDied("gone")], ids=["discard", "engine"])
-async def test_some_faults_are_final(final: Exception) -> None:
-    assert await graded(Grader(final, 1.0), accept, new_slots(), tries=2) is final
+async def test_some_faults_are_final(slots: Slots, final: Exception) -> None:
+    assert await graded(Grader(final, 1.0), accept, slots, tries=2) is final

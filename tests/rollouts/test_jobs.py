@@ -5,45 +5,45 @@ import math
 import anyio
 import pytest
 
-from loops_cookbook.rollouts.jobs import HardDeadline, Job
+from loops_cookbook.rollouts.jobs import Job, Timer
 
 pytestmark = pytest.mark.anyio
 
 
 async def test_a_hard_deadline_passes_only_once_it_was_started() -> None:
-    hard = HardDeadline(5)
-    assert hard.at == math.inf
+    timer = Timer(5)
+    assert timer.hard_at == math.inf
     await anyio.sleep(3)
-    hard.start(anyio.current_time())
-    assert hard.at == anyio.current_time() + 5
-    hard.stop()
-    assert hard.at == math.inf
+    timer.start(anyio.current_time())
+    assert timer.hard_at == anyio.current_time() + 5
+    timer.stop()
+    assert timer.hard_at == math.inf
 
 
 async def test_what_is_left_of_a_hard_deadline_is_left_after_it_stood_still() -> None:
-    hard, expected = HardDeadline(5), list[float]()
-    hard.expect = expected.append
+    timer, expected = Timer(5), list[float]()
+    timer.expect = expected.append
     began = anyio.current_time()
-    hard.start(anyio.current_time())
+    timer.start(anyio.current_time())
     await anyio.sleep(2)
-    with hard.standing_still(anyio.current_time()):
+    with timer.standing_still(anyio.current_time()):
         await anyio.sleep(100)
-        assert hard.at == math.inf
-    assert expected == [began + 5, began + 105] == [began + 5, hard.at]
+        assert timer.hard_at == math.inf
+    assert expected == [began + 5, began + 105] == [began + 5, timer.hard_at]
 
 
 async def test_a_hard_deadline_that_was_not_started_does_not_run_after_it_stood_still() -> None:
-    hard = HardDeadline(5)
-    with hard.standing_still(anyio.current_time()):
+    timer = Timer(5)
+    with timer.standing_still(anyio.current_time()):
         await anyio.sleep(1)
-    assert hard.at == math.inf
+    assert timer.hard_at == math.inf
 
 
 async def test_a_job_that_begins_anew_waits_and_has_its_whole_time_before_it() -> None:
     job = Job("a job", seconds=5, release_seconds=1)
-    job.hard.start(anyio.current_time())
+    job.timer.start(anyio.current_time())
     job.enter("run")
     await anyio.sleep(1)
     job.begin(lambda: 3)
     assert (job.phase, job.since, job.progress()) == ("waiting", anyio.current_time(), 3)
-    assert job.hard.at == math.inf
+    assert job.timer.hard_at == math.inf

@@ -4,7 +4,7 @@ import anyio
 import pytest
 from tests.rollouts.doubles import ignore_cancellation
 
-from loops_cookbook.rollouts.calm import REMINDER_SECONDS
+from loops_cookbook.rollouts.blocks import REMINDER_SECONDS, Block
 from loops_cookbook.rollouts.jobs import Job
 from loops_cookbook.rollouts.keeper import STRAY_SECONDS, Keeper, open_group, open_keeper
 from loops_cookbook.rollouts.limits import Limit, PhaseSlot
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.anyio
 
 def job(seconds: float = 100, release_seconds: float = 5) -> Job:
     made = Job("a job", seconds=seconds, release_seconds=release_seconds)
-    made.hard.start(anyio.current_time())
+    made.timer.start(anyio.current_time())
     return made
 
 
@@ -98,7 +98,7 @@ async def test_of_several_jobs_each_is_left_behind_at_its_own_hard_deadline() ->
             left.append((name, anyio.current_time() - began))
 
         made = Job(name, seconds=seconds, release_seconds=5, on_left=on_left)
-        made.hard.start(anyio.current_time())
+        made.timer.start(anyio.current_time())
         return made
 
     async with open_keeper() as keeper:
@@ -195,18 +195,20 @@ async def test_a_stray_is_cancelled_now_and_then_and_not_in_every_turn_of_the_lo
 
     async def swallow() -> None:
         nonlocal cancelled
-        while not until.is_set():
-            try:
-                await until.wait()
-            except anyio.get_cancelled_exc_class():
-                cancelled += 1
+        with Block() as made.block:
+            while not until.is_set():
+                try:
+                    await until.wait()
+                except anyio.get_cancelled_exc_class():
+                    cancelled += 1
 
     async def settle() -> None:
         await anyio.sleep(0.4)
         until.set()
 
     async with anyio.create_task_group() as group, open_keeper() as keeper:
-        await keeper.outcome(job(seconds=0.05), swallow)
+        made = job(seconds=0.05)
+        await keeper.outcome(made, swallow)
         group.start_soon(settle)
         if not run_ends:
             await anyio.sleep(0.3)
@@ -220,7 +222,7 @@ async def test_what_ignores_its_clock_is_reminded_of_it_and_not_in_every_turn_of
 
     async def stubborn() -> None:
         nonlocal tries
-        async with PhaseSlot(Limit("sampling", 1), 10, made.hard):
+        async with PhaseSlot(Limit("sampling", 1), 10, made.timer):
             with anyio.CancelScope(shield=True):
                 await anyio.sleep(11.5)  # beyond the clock, and long enough to be calmed
             while tries < 3:
@@ -243,7 +245,7 @@ async def test_what_was_calmed_in_its_phase_is_cancelled_when_the_run_ends() -> 
 
     async def once_deaf() -> None:
         nonlocal ended
-        async with PhaseSlot(Limit("sampling", 1), 10, made.hard):
+        async with PhaseSlot(Limit("sampling", 1), 10, made.timer):
             with anyio.CancelScope(shield=True):
                 await anyio.sleep(11.5)
             try:
@@ -265,14 +267,16 @@ async def test_a_stray_that_heeds_a_later_cancellation_ends() -> None:
 
     async def stubborn() -> None:
         nonlocal tries
-        while tries < 3:
-            try:
-                await anyio.sleep_forever()
-            except anyio.get_cancelled_exc_class():
-                tries += 1
+        with Block() as made.block:
+            while tries < 3:
+                try:
+                    await anyio.sleep_forever()
+                except anyio.get_cancelled_exc_class():
+                    tries += 1
 
+    made = job(seconds=10)
     async with open_keeper() as keeper:
-        assert not await keeper.outcome(job(seconds=10), stubborn)
+        assert not await keeper.outcome(made, stubborn)
         await anyio.sleep(STRAY_SECONDS)
         assert not keeper.jobs
 

@@ -1,5 +1,6 @@
 import contextlib
 import math
+from collections.abc import Callable
 from itertools import pairwise
 
 import anyio
@@ -9,24 +10,32 @@ from anyio.lowlevel import checkpoint
 from trio.testing import MockClock
 
 from loops_cookbook.errors import Discard
-from loops_cookbook.rollouts.jobs import HardDeadline
+from loops_cookbook.rollouts.blocks import Block
+from loops_cookbook.rollouts.jobs import Timer
 from loops_cookbook.rollouts.limits import Limit, Limits, LimitStatistics, PhaseSlot, Room
 from loops_cookbook.runtimes.base import Slot
 
 pytestmark = pytest.mark.anyio
 
 
-def slot_of(limit: Limit, seconds: float = 10) -> PhaseSlot:
-    return PhaseSlot(limit, seconds, HardDeadline(1000))
+SlotOf = Callable[..., PhaseSlot]
 
 
-async def test_a_slot_is_a_slot_of_the_runtime_contract() -> None:
+@pytest.fixture
+def slot_of(new_timer: Callable[[], Timer]) -> SlotOf:
+    def make(limit: Limit, seconds: float = 10, around: Block | None = None) -> PhaseSlot:
+        return PhaseSlot(limit, seconds, new_timer(), around)
+
+    return make
+
+
+async def test_a_slot_is_a_slot_of_the_runtime_contract(slot_of: SlotOf) -> None:
     slot: Slot = slot_of(Limit("sampling", 1))
     async with slot as entered:
         assert entered is slot
 
 
-async def test_a_clock_starts_when_there_is_room_and_cuts_quietly() -> None:
+async def test_a_clock_starts_when_there_is_room_and_cuts_quietly(slot_of: SlotOf) -> None:
     limit = Limit("sampling", 1)
     first, second = slot_of(limit, 30), slot_of(limit, 10)
 
@@ -43,7 +52,7 @@ async def test_a_clock_starts_when_there_is_room_and_cuts_quietly() -> None:
     assert limit.statistics() == LimitStatistics("sampling", 0, 1, 0)
 
 
-async def test_a_block_that_ends_in_time_is_not_cut() -> None:
+async def test_a_block_that_ends_in_time_is_not_cut(slot_of: SlotOf) -> None:
     slot = slot_of(Limit("sampling", 1))
     async with slot:
         await anyio.sleep(9)
@@ -52,7 +61,9 @@ async def test_a_block_that_ends_in_time_is_not_cut() -> None:
     assert slot.used == 9
 
 
-async def test_seconds_left_is_the_whole_clock_before_the_block_and_never_negative() -> None:
+async def test_seconds_left_is_the_whole_clock_before_the_block_and_never_negative(
+    slot_of: SlotOf,
+) -> None:
     slot = slot_of(Limit("sampling", 1))
     assert slot.seconds_left() == 10
     async with slot:
@@ -61,7 +72,7 @@ async def test_seconds_left_is_the_whole_clock_before_the_block_and_never_negati
     assert slot.seconds_left() == 0
 
 
-async def test_a_slot_is_entered_once() -> None:
+async def test_a_slot_is_entered_once(slot_of: SlotOf) -> None:
     slot = slot_of(Limit("sampling", 1))
     async with slot:
         pass
@@ -70,7 +81,7 @@ async def test_a_slot_is_entered_once() -> None:
             pass
 
 
-async def test_what_a_block_raises_in_time_passes_and_makes_room() -> None:
+async def test_what_a_block_raises_in_time_passes_and_makes_room(slot_of: SlotOf) -> None:
     limit = Limit("sampling", 1)
     with pytest.raises(ValueError, match="mine"):
         async with slot_of(limit):
@@ -80,7 +91,7 @@ async def test_what_a_block_raises_in_time_passes_and_makes_room() -> None:
 
 @pytest.mark.parametrize(("raised", "passes"), [(ValueError, False), (Discard, True)])
 async def test_of_what_a_cut_block_raises_discard_alone_passes(
-    raised: type[Exception], passes: bool
+    slot_of: SlotOf, raised: type[Exception], passes: bool
 ) -> None:
     slot = slot_of(Limit("sampling", 1))
     seen: Exception | None = None
@@ -96,7 +107,7 @@ async def test_of_what_a_cut_block_raises_discard_alone_passes(
     assert (seen is not None) == passes
 
 
-async def test_a_block_that_keeps_the_cut_to_itself_was_cut_all_the_same() -> None:
+async def test_a_block_that_keeps_the_cut_to_itself_was_cut_all_the_same(slot_of: SlotOf) -> None:
     slot = slot_of(Limit("sampling", 1))
     async with slot:
         with contextlib.suppress(anyio.get_cancelled_exc_class()):
@@ -104,7 +115,9 @@ async def test_a_block_that_keeps_the_cut_to_itself_was_cut_all_the_same() -> No
     assert slot.timed_out
 
 
-async def test_a_block_that_nothing_could_cut_in_time_was_late_all_the_same() -> None:
+async def test_a_block_that_nothing_could_cut_in_time_was_late_all_the_same(
+    slot_of: SlotOf,
+) -> None:
     """A clock that ran out while the event loop was held was not seen to have run out."""
     slot = slot_of(Limit("sampling", 1), 5)
     async with slot:
@@ -114,7 +127,7 @@ async def test_a_block_that_nothing_could_cut_in_time_was_late_all_the_same() ->
     assert slot.timed_out
 
 
-async def test_while_graders_compute_everything_else_gets_its_turn() -> None:
+async def test_while_graders_compute_everything_else_gets_its_turn(slot_of: SlotOf) -> None:
     """Graders of 10 ms for 512 attempts that were answered at once held the loop for 5 s."""
     limits = Limits(sampling=64, grading=64)
     clock = trio.lowlevel.current_clock()
@@ -141,7 +154,7 @@ async def test_while_graders_compute_everything_else_gets_its_turn() -> None:
     assert max(after - before for before, after in pairwise(turns)) < 0.05
 
 
-async def test_graders_that_are_quick_need_not_wait_for_one_another() -> None:
+async def test_graders_that_are_quick_need_not_wait_for_one_another(slot_of: SlotOf) -> None:
     limits = Limits(sampling=64, grading=64)
     slots = [slot_of(limits.grading) for _ in range(64)]
     async with contextlib.AsyncExitStack() as stack:
@@ -150,7 +163,35 @@ async def test_graders_that_are_quick_need_not_wait_for_one_another() -> None:
     assert [slot.waited for slot in slots] == [0.0] * 64
 
 
-async def test_cancellation_from_outside_passes_and_makes_room() -> None:
+async def test_a_cut_of_the_block_around_passes_through_the_slot_and_is_quiet_there(
+    slot_of: SlotOf,
+) -> None:
+    limit, came_on = Limit("grading", 1), False
+    with Block() as around:
+        slot = slot_of(limit, 10, around)
+        async with slot:
+            await anyio.sleep_forever()
+        came_on = True
+    assert slot.timed_out
+    assert around.was_cut
+    assert not came_on
+    assert limit.statistics().held == 0
+
+
+async def test_a_slot_that_keeps_the_cut_of_the_block_around_to_itself_was_cut_all_the_same(
+    slot_of: SlotOf,
+) -> None:
+    with Block() as around:
+        slot = slot_of(Limit("grading", 1), 10, around)
+        async with slot:
+            try:
+                await anyio.sleep_forever()
+            finally:
+                raise ValueError("at the cut")
+        assert slot.timed_out  # the next wait is cut
+
+
+async def test_cancellation_from_outside_passes_and_makes_room(slot_of: SlotOf) -> None:
     limit = Limit("sampling", 1)
     with anyio.move_on_after(1) as outside:
         async with slot_of(limit):
@@ -159,7 +200,7 @@ async def test_cancellation_from_outside_passes_and_makes_room() -> None:
     assert limit.statistics().held == 0
 
 
-async def test_room_is_given_in_the_order_in_which_it_was_asked_for() -> None:
+async def test_room_is_given_in_the_order_in_which_it_was_asked_for(slot_of: SlotOf) -> None:
     limit = Limit("grading", 1)
     order: list[int] = []
 
@@ -178,7 +219,9 @@ async def test_room_is_given_in_the_order_in_which_it_was_asked_for() -> None:
     assert order == [0, 1, 2, 3, 4, 5]
 
 
-async def test_a_slot_that_was_given_back_by_another_is_not_given_back_twice() -> None:
+async def test_a_slot_that_was_given_back_by_another_is_not_given_back_twice(
+    slot_of: SlotOf,
+) -> None:
     limit = Limit("sampling", 1)
     slot, other = slot_of(limit), slot_of(limit)
     async with slot:
@@ -189,21 +232,21 @@ async def test_a_slot_that_was_given_back_by_another_is_not_given_back_twice() -
     assert limit.statistics().held == 0
 
 
-async def test_a_hard_deadline_stands_still_while_room_is_waited_for() -> None:
-    limit, hard = Limit("sampling", 1), HardDeadline(5)
-    room = Room(limit, hard)
+async def test_a_hard_deadline_stands_still_while_room_is_waited_for(slot_of: SlotOf) -> None:
+    limit, timer = Limit("sampling", 1), Timer(5)
+    room = Room(limit, timer)
     expected: list[float] = []
-    hard.expect = expected.append
+    timer.expect = expected.append
     began = anyio.current_time()
     async with slot_of(limit, 100), anyio.create_task_group() as group:
-        hard.start(anyio.current_time())
+        timer.start(anyio.current_time())
         await anyio.sleep(2)
         group.start_soon(room.take)
         await anyio.sleep(50)
-        assert hard.at == math.inf
+        assert timer.hard_at == math.inf
         group.cancel_scope.cancel()
-    assert hard.at == began + 2 + 50 + (5 - 2)
-    assert expected == [began + 5, hard.at]
+    assert timer.hard_at == began + 2 + 50 + (5 - 2)
+    assert expected == [began + 5, timer.hard_at]
 
 
 async def test_places_to_start_are_those_to_sample_and_those_ahead() -> None:

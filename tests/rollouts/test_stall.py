@@ -61,7 +61,7 @@ async def test_a_situation_says_how_full_each_phase_is_and_who_is_longest_where(
         jobs.append(Job(f"attempt {name}", seconds=1, release_seconds=1))
         jobs[-1].enter(phase)
         if phase != "waiting":
-            jobs[-1].hard.start(anyio.current_time())
+            jobs[-1].timer.start(anyio.current_time())
         await anyio.sleep(10)
     told = situation(reversed(jobs), [LimitStatistics("sampling", 2, 2, 5)], anyio.current_time())
     assert told == [

@@ -85,6 +85,7 @@ class _RunningAttempt:
             seconds=hard_deadline(clocks, context.runtime.capabilities.grading_retries),
             release_seconds=clocks.release_seconds,
             on_left=self._leave_behind,
+            now=context.keeper.now,
         )
         self._context = context
         self._start = start
@@ -115,8 +116,9 @@ class _RunningAttempt:
             self._end()
 
     def _leave_behind(self) -> None:
-        self._trials[-1].leave_behind()
-        self._end()
+        if not self._has_ended:
+            self._trials[-1].leave_behind()
+            self._end()
 
     def _new_trial(self, trial: int) -> Trial:
         place = _place(self._context, self._start, self._index, trial=trial)

@@ -10,8 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-import anyio
-
 from loops_cookbook.attempts import Attempt, Discarded, Fate, Group
 from loops_cookbook.errors import ClockRanOut, EngineDied
 from loops_cookbook.rollouts.attempt import Finished, GroupStart, never_begun, run_attempts
@@ -58,7 +56,7 @@ class _RunningGroup:
         self._context = context
         self._start = start
         self._size = size
-        self._began = anyio.current_time()
+        self._began = context.keeper.now()
         self._grades_groups = context.runtime.capabilities.grades_groups
         self._ended: dict[int, Attempt] = {}
         """Reported, by index."""
@@ -82,7 +80,7 @@ class _RunningGroup:
             epoch=start.epoch,
             policy_version=start.policy_version,
             attempts=tuple(self._ended[index] for index in range(self._size)),
-            seconds=anyio.current_time() - self._began,
+            seconds=self._context.keeper.now() - self._began,
         )
 
     def cut(self) -> Group:
@@ -140,16 +138,17 @@ async def _group_grade(
         f"the grading of {name}",
         seconds=clocks.grading_seconds * tries + MARGIN_SECONDS,
         release_seconds=clocks.release_seconds,
+        now=context.keeper.now,
     )
     slots: list[PhaseSlot] = []
     results: list[Sequence[float] | Exception] = []
 
     def new_slot() -> PhaseSlot:
-        slots.append(PhaseSlot(context.limits.grading, clocks.grading_seconds, job.hard))
+        slots.append(PhaseSlot(context.limits.grading, clocks.grading_seconds, job.timer))
         return slots[-1]
 
     async def grade() -> None:
-        job.start("grading", anyio.current_time())
+        job.start("grading", job.timer.now())
         given = [Graded(f.lease, f.attempt) for f in finished if f.lease is not None]
         whose = [f"attempt {f.attempt.index} of {name}" for f in finished]
         results.append(

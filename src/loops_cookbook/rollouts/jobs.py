@@ -1,8 +1,9 @@
 """A job of the `Keeper`, from outside: what it does, and how long it may go on doing it.
 
-A hard deadline counts the seconds that a job works, not those that it waits for a slot. A job that
-goes on beyond it ignores cancellation, and is left behind as a stray. A block that goes on beyond
-the clock of its phase ignores that, and is only reminded of it until then.
+A job is under one clock at a time, that of its phase, and under its hard deadline, which counts the
+seconds that it works and not those that it waits for a slot. The clock cuts a `Block`; where that
+takes no notice it is reminded, until the hard deadline passes and the job is left behind as a
+stray. No clock is a timer of its own: a `Timer` tells the Keeper when there is something to do.
 """
 
 import logging
@@ -13,7 +14,7 @@ from typing import TypeAlias
 
 import anyio
 
-from loops_cookbook.rollouts.calm import REMINDER_SECONDS, Calm
+from loops_cookbook.rollouts.blocks import REMINDER_SECONDS, Block
 from loops_cookbook.rollouts.faults import caught
 from loops_cookbook.rollouts.frames import waits_at
 
@@ -23,62 +24,73 @@ Work: TypeAlias = Callable[[], Coroutine[object, object, None]]
 """What a job does."""
 
 
-class HardDeadline:
-    """The seconds that are left to a job, while it works."""
+class Timer:
+    """What time may do to a job: cut the block of its phase, remind it of that, leave it behind.
 
-    def __init__(self, seconds: float) -> None:
-        self.at = math.inf
-        """When it passes, as things stand; never while the job does not work."""
+    Args:
+        seconds: until its hard deadline, while it works.
+        now: the clock of the event loop.
+    """
+
+    def __init__(self, seconds: float, now: Callable[[], float] = anyio.current_time) -> None:
+        self.now = now
+        self.hard_at = math.inf
+        """When the hard deadline passes, as things stand; never while the job does not work."""
         self.expect: Callable[[float], None] = _nobody
-        """Told of each moment at which there may be something to see."""
-        self.block: Calm | None = None
-        """What runs under the clock of a phase."""
-        self._ignored_at = math.inf
-        """When that will have ignored its clock for a while."""
+        """Told of each moment at which there may be something to do."""
+        self.block: Block | None = None
+        """What is under a clock."""
+        self._block_at = math.inf
+        """When that is to be cut, or reminded of it."""
+        self._is_cut = False
         self._seconds = seconds
 
     @property
-    def next_look(self) -> float:
-        """When there may be something to see: it passes, or a clock is ignored."""
-        return min(self.at, self._ignored_at)
+    def at(self) -> float:
+        """When there may be something to do."""
+        return min(self.hard_at, self._block_at)
 
     def start(self, now: float) -> None:
-        """The whole time runs from now on."""
+        """The hard deadline runs, from its beginning, from now on."""
         self._run(self._seconds, now)
 
     def stop(self) -> None:
-        """The time does not run until it is started."""
-        self.at = math.inf
+        """The hard deadline does not run until it is started."""
+        self.hard_at = math.inf
 
     @contextmanager
     def standing_still(self, now: float) -> Generator[None]:
-        """The time does not run within the block, which begins now."""
-        left = self.at - now
+        """The hard deadline does not run within the block, which begins now."""
+        left = self.hard_at - now
         self.stop()
         try:
             yield
         finally:
-            self._run(left, anyio.current_time())
+            self._run(left, self.now())
 
-    def clock(self, block: Calm, cut_at: float) -> None:
-        """A clock will cut this block."""
-        self.block, self._ignored_at = block, cut_at + REMINDER_SECONDS
-        self.expect(self._ignored_at)
+    def begin_clock(self, block: Block, cut_at: float) -> None:
+        """Cut this block then."""
+        self.block, self._block_at, self._is_cut = block, cut_at, False
+        self.expect(cut_at)
 
-    def clock_is_over(self) -> None:
-        """The block has ended."""
-        self.block, self._ignored_at = None, math.inf
+    def end_clock(self) -> None:
+        """Cut nothing."""
+        self.block, self._block_at = None, math.inf
 
-    def ignored(self, now: float) -> Calm | None:
-        """The block that ignores its clock, told once."""
-        if now < self._ignored_at:
+    def cut(self, now: float) -> Block | None:
+        """Cut the block if its clock has run out; the block, once, if it ignored that since."""
+        if now < self._block_at or self.block is None:
             return None
-        self._ignored_at = math.inf
-        return self.block
+        if self._is_cut:
+            self._block_at = math.inf
+            return self.block
+        self.block.cut()
+        self._is_cut, self._block_at = True, now + REMINDER_SECONDS
+        return None
 
     def _run(self, seconds: float, now: float) -> None:
-        self.at = now + seconds
-        self.expect(self.at)
+        self.hard_at = now + seconds
+        self.expect(self.hard_at)
 
 
 def _nobody(at: float) -> None: ...
@@ -92,6 +104,7 @@ class Job:
         seconds: its hard deadline.
         release_seconds: how long it may take to end once it is cancelled.
         on_left: told when it is left behind.
+        now: the clock of the event loop.
     """
 
     def __init__(
@@ -101,13 +114,14 @@ class Job:
         seconds: float,
         release_seconds: float,
         on_left: Callable[[], None] | None = None,
+        now: Callable[[], float] = anyio.current_time,
     ) -> None:
         self.label = label
-        self.hard = HardDeadline(seconds)
+        self.timer = Timer(seconds, now)
         self.release_seconds = release_seconds
         self.phase = "waiting"
         """What it does, in one word."""
-        self.since = anyio.current_time()
+        self.since = now()
         """When that began."""
         self.progress: Callable[[], int] = int
         """How far it is within the phase, in any unit: it moves when this changes."""
@@ -117,27 +131,31 @@ class Job:
         """By its owner, before it came to an end of its own."""
         self.error: Exception | None = None
         """What its work raised."""
+        self.cancel: Callable[[], None] = _no_task
+        """Let it release what it holds, and end."""
+        self.block: Block | None = None
+        """What it does now, to be reminded where it ignores that."""
         self._on_left = on_left
-        self._scope = anyio.CancelScope()
-        self._calm = Calm()
         self._coroutine: Coroutine[object, object, None] | None = None
+        self._is_over = False
+        self._end_told: anyio.Event | None = None
 
     def begin(self, progress: Callable[[], int]) -> None:
         """It begins, or begins anew, and waits; its hard deadline is yet to be started."""
         self.progress = progress
-        self.hard.stop()
+        self.timer.stop()
         self.enter("waiting")
 
     def start(self, phase: str, now: float) -> None:
         """It begins to work, with this phase; its hard deadline runs from now on."""
         self.phase = phase
         self.since = now
-        self.hard.start(now)
+        self.timer.start(now)
 
     def enter(self, phase: str) -> float:
         """It goes on to this phase, and that is now."""
         self.phase = phase
-        self.since = anyio.current_time()
+        self.since = self.timer.now()
         return self.since
 
     @property
@@ -145,16 +163,11 @@ class Job:
         """The line at which it waits."""
         return waits_at(self._coroutine) or "an unknown line"
 
-    def cancel(self) -> None:
-        """Let it release what it holds, and end."""
-        self._scope.cancel()
-
     async def perform(self, work: Work) -> None:
         """Do the work; for the Keeper."""
         coroutine = self._coroutine = work()
         try:
-            with self._scope, self._calm:
-                self.error = await caught(lambda: coroutine)
+            self.error = await caught(lambda: coroutine)
         except BaseException:
             self.was_ended = True
             raise
@@ -164,13 +177,17 @@ class Job:
     def _end(self) -> None:
         """Let go of whoever asked for it: all that an attempt holds is then freed with it, and not
         when the garbage collector comes by."""
-        self._coroutine = self._on_left = None
-        self.progress = int
+        self._coroutine = self._on_left = self.block = None
+        self.progress, self.cancel = int, _no_task
+        self.timer.end_clock()
+        self._is_over = True
+        if self._end_told is not None:
+            self._end_told.set()
 
     def leave_behind(self) -> None:
         """Cancel it, and ignore whatever it still does; for the Keeper."""
         self.is_stray = True
-        self.hard.stop()
+        self.timer.stop()
         self.cancel()
         logger.warning(
             "%s ignores cancellation in its %s, at %s; it is left behind: let cancellation pass "
@@ -185,6 +202,15 @@ class Job:
     async def remind(self) -> None:
         """Cancel what ignores it now and then, until it ends; for the Keeper."""
         async with anyio.create_task_group() as group:
-            group.start_soon(self._calm.remind)
-            if self.hard.block is not None:
-                group.start_soon(self.hard.block.remind)
+            for block in {self.block, self.timer.block}:
+                if block is not None:
+                    group.start_soon(block.remind)
+
+    async def ended(self) -> None:
+        """Wait until it has ended."""
+        if not self._is_over:
+            self._end_told = self._end_told or anyio.Event()
+            await self._end_told.wait()
+
+
+def _no_task() -> None: ...

@@ -6,10 +6,10 @@ waits for it until its hard deadline. Then the group goes on alone, the job is a
 whatever it still does is ignored. When the run ends, strays have a last while to end; after that
 `on_stuck` is told where they are.
 
-The Keeper watches over all hard deadlines with one timer, for almost none ever passes. By the same
-timer it sees who ignores the clock of a phase.
+The Keeper watches over all clocks and hard deadlines with one timer, for almost none ever passes.
 """
 
+import asyncio
 import logging
 import math
 from collections.abc import (
@@ -23,7 +23,7 @@ from contextlib import asynccontextmanager
 from typing import cast
 
 import anyio
-from anyio.abc import TaskGroup
+from anyio.abc import TaskGroup, TaskStatus
 
 from loops_cookbook.rollouts.jobs import Job, Work
 
@@ -90,12 +90,16 @@ class _Crew:
 class Keeper:
     """The owner of a run's jobs; see `open_keeper`."""
 
-    def __init__(self, group: TaskGroup) -> None:
+    group: TaskGroup
+    """Of the jobs' tasks."""
+
+    def __init__(self) -> None:
         self.jobs: dict[Job, _Crew] = {}
         """Those that have not ended, strays included, each with those it is waited for with."""
-        self._group = group
+        self.now = clock_of_the_loop()
+        self._keeping = anyio.CancelScope(shield=True)  # also jobs that are cancelled have clocks
         self._sleep = anyio.CancelScope()
-        """Its deadline is the next hard deadline that there is to look at."""
+        """Its deadline is the next moment at which there may be something to do."""
 
     async def outcomes(self, work: Mapping[Job, Work]) -> None:
         """Do jobs at once, and wait until each has ended or had to be left behind.
@@ -109,9 +113,9 @@ class Keeper:
         crew = _Crew(work)
         for job, do in work.items():
             self.jobs[job] = crew
-            job.hard.expect = self._expect
-            self._expect(job.hard.at)
-            self._group.start_soon(self._perform, job, do)
+            job.timer.expect = self._expect
+            self._expect(job.timer.at)
+            job.cancel = self.group.start_soon(self._perform, job, do).cancel
         try:
             await crew.wait()
         except BaseException:  # passed on, once nothing of them is left
@@ -127,23 +131,41 @@ class Keeper:
         await self.outcomes({job: work})
         return not job.is_stray
 
-    async def watch(self) -> None:
-        """Leave jobs behind at their hard deadlines, and calm those that ignore a clock before."""
-        while True:
-            deadline = min((job.hard.next_look for job in self.jobs), default=math.inf)
-            with anyio.CancelScope(deadline=deadline) as self._sleep:
-                await anyio.sleep_forever()
-            now = anyio.current_time()
-            for job in [job for job in self.jobs if job.hard.next_look <= now]:
-                self._look_at(job, now)
+    async def keep_time(self, *, task_status: TaskStatus[None]) -> None:
+        """Cut what a clock cuts, and leave jobs behind at their hard deadlines, until `stop`."""
+        with self._keeping:
+            async with anyio.create_task_group() as self._reminding:
+                task_status.started()
+                while True:
+                    deadline = min((job.timer.at for job in self.jobs), default=math.inf)
+                    with anyio.CancelScope(deadline=deadline) as self._sleep:
+                        await anyio.sleep_forever()
+                    now = self.now()
+                    for job in [job for job in self.jobs if job.timer.at <= now]:
+                        self._look_at(job, now)
+
+    async def end(self) -> Sequence[Job]:
+        """Cancel the jobs that are left, and wait a last while; those that still go on."""
+        self.group.cancel_scope.cancel()
+        left = tuple(self.jobs)
+        for job in left:
+            self._reminding.start_soon(job.remind)
+        with anyio.move_on_after(STRAY_SECONDS, shield=True):
+            for job in left:
+                await job.ended()
+        return tuple(self.jobs)
+
+    def stop(self) -> None:
+        """No time is to be kept any more."""
+        self._keeping.cancel()
 
     def _look_at(self, job: Job, now: float) -> None:
-        if (block := job.hard.ignored(now)) is not None:
-            self._group.start_soon(block.remind)
-        if job.hard.at <= now:
+        if (block := job.timer.cut(now)) is not None:
+            self._reminding.start_soon(block.remind)
+        if job.timer.hard_at <= now:
             job.leave_behind()
             self.jobs[job].over(job)
-            self._group.start_soon(job.remind)
+            self._reminding.start_soon(job.remind)
 
     def _expect(self, at: float) -> None:
         if at < self._sleep.deadline:
@@ -167,20 +189,27 @@ async def open_keeper(
             which line each is. The block is not left before they end, so a command that must end
             ends its process here. By default they are logged.
     """
-    async with open_group() as group:
-        keeper = Keeper(group)
-        group.start_soon(keeper.watch)
+    async with open_group() as around:
+        keeper = Keeper()
+        await around.start(keeper.keep_time)
         try:
-            yield keeper
+            async with open_group() as keeper.group:
+                try:
+                    yield keeper
+                finally:
+                    if left := await keeper.end():
+                        stuck = tuple(f"{job.label}: {job.phase}, at {job.where}" for job in left)
+                        (on_stuck or _log_stuck)(stuck)
         finally:
-            group.cancel_scope.cancel()
-            with anyio.move_on_after(STRAY_SECONDS, shield=True):
-                async with anyio.create_task_group() as reminding:
-                    for job in tuple(keeper.jobs):
-                        reminding.start_soon(job.remind)
-            if keeper.jobs:
-                stuck = tuple(f"{job.label}: {job.phase}, at {job.where}" for job in keeper.jobs)
-                (on_stuck or _log_stuck)(stuck)
+            keeper.stop()
+
+
+def clock_of_the_loop() -> Callable[[], float]:
+    """`anyio.current_time`, without its search for the loop at each look."""
+    try:
+        return asyncio.get_running_loop().time
+    except RuntimeError:  # another kind of loop
+        return anyio.current_time
 
 
 def _log_stuck(jobs: Sequence[str]) -> None:

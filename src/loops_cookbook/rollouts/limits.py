@@ -21,8 +21,8 @@ import anyio
 from anyio.lowlevel import checkpoint_if_cancelled
 
 from loops_cookbook.errors import Discard
-from loops_cookbook.rollouts.calm import Calm
-from loops_cookbook.rollouts.jobs import HardDeadline
+from loops_cookbook.rollouts.blocks import Block
+from loops_cookbook.rollouts.jobs import Timer
 
 logger = logging.getLogger(__name__)
 
@@ -62,19 +62,22 @@ class Limit:
         """One of those that are held back goes through it a turn."""
         self._turn_ends = -math.inf
 
-    async def take(self, holder: object, hard: HardDeadline, now: float) -> float:
-        """Wait for room from now on and take it; when that was. `hard` does not run meanwhile."""
+    async def take(self, holder: object, timer: Timer, now: float) -> float:
+        """Wait for room from now on and take it; when that was.
+
+        The hard deadline of `timer` does not run meanwhile.
+        """
         await checkpoint_if_cancelled()
         is_held_back = self._takes_turns and (now > self._turn_ends or self._door.locked())
         if not is_held_back and self._took(holder):
             return now
-        with hard.standing_still(now):
+        with timer.standing_still(now):
             if is_held_back:
                 async with self._door:  # whoever waits for it comes in a turn later
-                    self._turn_ends = anyio.current_time() + TURN_SECONDS
+                    self._turn_ends = timer.now() + TURN_SECONDS
             if not self._took(holder):
                 await self._limiter.acquire_on_behalf_of(holder)
-        return anyio.current_time()
+        return timer.now()
 
     def _took(self, holder: object) -> bool:
         try:
@@ -96,17 +99,17 @@ class Limit:
 class Room:
     """Room in a phase that is taken once, and given back once by whoever is first to do so."""
 
-    def __init__(self, limit: Limit, hard: HardDeadline) -> None:
+    def __init__(self, limit: Limit, timer: Timer) -> None:
         self.waited = 0.0
         """Seconds."""
         self._limit = limit
-        self._hard = hard
+        self._timer = timer
         self._is_held = False
 
     async def take(self) -> float:
         """Wait for room and take it; when that was."""
-        began = anyio.current_time()
-        now = await self._limit.take(self, self._hard, began)
+        began = self._timer.now()
+        now = await self._limit.take(self, self._timer, began)
         self.waited = now - began
         self._is_held = True
         return now
@@ -127,20 +130,25 @@ class PhaseSlot:
     Args:
         limit: the phase.
         seconds: its clock.
-        hard: the hard deadline that does not run while the slot waits for room.
+        timer: which keeps that clock, and whose hard deadline does not run while the slot waits
+            for room.
+        around: a block that the clock cuts where the slot needs none of its own: nothing comes
+            after it there but a release. The cut then passes through the slot.
     """
 
-    def __init__(self, limit: Limit, seconds: float, hard: HardDeadline) -> None:
+    def __init__(
+        self, limit: Limit, seconds: float, timer: Timer, around: Block | None = None
+    ) -> None:
         self.timed_out = False
         """The clock cut the block, also where that took no notice."""
         self.used = 0.0
         """Seconds that the block took."""
-        self._room = Room(limit, hard)
-        self._hard = hard
         self.seconds = seconds
         """Its clock."""
-        self._scope = anyio.CancelScope()
-        self._calm = Calm()
+        self._room = Room(limit, timer)
+        self._timer = timer
+        self._block = around or Block()
+        self._is_own = around is None
         self._began: float | None = None
 
     @property
@@ -152,30 +160,27 @@ class PhaseSlot:
         """Until the cut, never below 0; the whole clock before the block."""
         if self._began is None:
             return self.seconds
-        return max(0.0, self._scope.deadline - anyio.current_time())
+        return max(0.0, self._began + self.seconds - self._timer.now())
 
     async def __aenter__(self) -> Self:
         if self._began is not None:
             raise RuntimeError("a slot is entered once")
         self._began = await self._room.take()
-        self._scope.deadline = self._began + self.seconds
-        self._scope.__enter__()
-        self._calm.__enter__()
-        self._hard.clock(self._calm, self._scope.deadline)
+        if self._is_own:
+            self._block.__enter__()
+        self._timer.begin_clock(self._block, self._began + self.seconds)
         return self
 
     async def __aexit__(self, *exc: object) -> bool:
         kind, error, traceback = cast(ExitArguments, exc)
         assert self._began is not None
-        now = anyio.current_time()
-        self.used = now - self._began
-        # Not `cancelled_caught`: a block may take the cut for itself and end as if nothing was, or
-        # hold the event loop so that nothing could cut it.
-        self.timed_out = self._scope.cancel_called or now >= self._scope.deadline
+        self.used = self._timer.now() - self._began
+        # A block may take the cut for itself and end as if nothing was, or hold the event loop so
+        # that nothing could cut it.
+        self.timed_out = self._block.was_cut or self.used >= self.seconds
         self.give_back()
-        self._hard.clock_is_over()
-        self._calm.__exit__(kind, error, traceback)
-        if self._scope.__exit__(kind, error, traceback):
+        self._timer.end_clock()
+        if self._is_own and self._block.__exit__(kind, error, traceback):
             return True
         is_part_of_it = isinstance(error, Exception) and not isinstance(error, Discard)
         if self.timed_out and is_part_of_it:

@@ -143,7 +143,7 @@ def _doing(job: Job) -> tuple[str, str]:
 
 def _is_queued(job: Job) -> bool:
     """Whether it waits for a slot, where its hard deadline stands still."""
-    return job.hard.at == math.inf
+    return job.timer.hard_at == math.inf
 
 
 def _told(phase: str, place: str, jobs: Sequence[Job], now: float) -> str:

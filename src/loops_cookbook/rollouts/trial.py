@@ -1,9 +1,9 @@
 """One try of an attempt: lease, setup, run, grade, release, each under its clock.
 
 A try is looked at from outside: what it came to stands on it at any moment, so that a try which is
-cancelled, or left behind with its job, still tells what is known. Of the scopes
-that a lease may hold open, each closes in order: the setup clock lies around the lease, and the
-shield of its release is put up around it before the lease is left.
+cancelled, or left behind with its job, still tells what is known. One block lies around the lease,
+so that scopes which a lease may hold open close in order. What ends the try ends it: the clock of
+its setup or of its last grading. It shields the release before the lease is left.
 """
 
 import logging
@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
-import anyio
 from pydantic import BaseModel
 
 from loops_cookbook.attempts import Attempt, Discarded, Fate, Timing
 from loops_cookbook.errors import ClockRanOut, Discard, EngineDied
 from loops_cookbook.problems import one_line
 from loops_cookbook.records import TRAIN
+from loops_cookbook.rollouts.blocks import Block
 from loops_cookbook.rollouts.faults import caught, told
 from loops_cookbook.rollouts.grading import graded, reward_of
 from loops_cookbook.rollouts.jobs import Job
@@ -110,11 +110,11 @@ class Trial:
         self._job = job
         self._clocks = clocks = context.rules.clocks
         self._grading_tries = 1 + context.runtime.capabilities.grading_retries
-        self._setup_clock = anyio.CancelScope()
+        self._block = Block()
         self._setup_seconds = 0.0
         self._manager: AbstractAsyncContextManager[Lease] | None = None
-        self._start = Room(context.limits.starting, job.hard)
-        self._sampling = PhaseSlot(context.limits.sampling, clocks.rollout_seconds, job.hard)
+        self._start = Room(context.limits.starting, job.timer)
+        self._sampling = PhaseSlot(context.limits.sampling, clocks.rollout_seconds, job.timer)
         self._grading: list[PhaseSlot] = []
 
     @property
@@ -133,17 +133,21 @@ class Trial:
 
     async def live(self) -> None:
         """Go from the lease to its release; for the Keeper."""
-        self._job.begin(self._calls)
+        job, clocks, block = self._job, self._clocks, self._block
+        job.begin(self._calls)
         try:
-            self._job.start("setup", await self._start.take())
-            self._setup_clock.deadline = self._job.since + self._clocks.setup_seconds
-            with self._setup_clock:
+            job.start("setup", await self._start.take())
+            with block:
+                job.block = block
+                job.timer.begin_clock(block, job.since + clocks.setup_seconds)
                 await self._hold_lease()
-            # Not `cancelled_caught`: a release that its own clock cuts takes the place of the cut.
-            if self._setup_clock.cancel_called and self.verdict is None:
-                self._setup_seconds = self._clocks.setup_seconds
-                self._fail("setup", _ran_out("setup", self._clocks.setup_seconds))
+            if block.was_cut and self.verdict is None:
+                self._judge_cut()
+            if block.release_was_cut:
+                late = _ran_out("release", clocks.release_seconds)
+                logger.warning("%s: %s; what it held may be left over", job.label, late)
         finally:
+            job.timer.end_clock()
             self.give_back()
 
     def give_back(self) -> None:
@@ -170,23 +174,30 @@ class Trial:
             self.verdict = Discarded(Fate.CANCELLED, f"the run stopped during {self._job.phase}")
 
     async def _hold_lease(self) -> None:
-        with anyio.CancelScope() as life:
-            lease = self.lease = await self._open()
-            if lease is None:
-                return
-            try:
-                is_ready = await self._setup(lease)
-                self._setup_seconds = anyio.current_time() - self._job.since
-                if is_ready and await self._run(lease):
-                    await self._grade(lease)
-            finally:
-                self.give_back()
-                life.shield = True
-                life.deadline = self._job.enter("release") + self._clocks.release_seconds
-                await self._release()
-        if life.cancelled_caught:
-            late = _ran_out("release", self._clocks.release_seconds)
-            logger.warning("%s: %s; what it held may be left over", self._job.label, late)
+        lease = self.lease = await self._open()
+        if lease is None:
+            return
+        job = self._job
+        try:
+            is_ready = await self._setup(lease)
+            self._setup_seconds = job.timer.now() - job.since
+            if is_ready and await self._run(lease):
+                await self._grade(lease)
+        finally:
+            self.give_back()
+            self._block.release()
+            release_ends = job.enter("release") + self._clocks.release_seconds
+            job.timer.begin_clock(self._block, release_ends)
+            await self._release()
+
+    def _judge_cut(self) -> None:
+        """Judge a try whose block was cut, by the clock of its setup or of its last grading."""
+        if self._grading:
+            self._look()
+            self.verdict = ungraded(_ran_out("grading", self._clocks.grading_seconds))
+        else:
+            self._setup_seconds = self._clocks.setup_seconds
+            self._fail("setup", _ran_out("setup", self._clocks.setup_seconds))
 
     async def _open(self) -> Lease | None:
         async def enter() -> Lease:
@@ -201,10 +212,12 @@ class Trial:
 
     async def _setup(self, lease: Lease) -> bool:
         fault = await caught(lease.setup)
+        if fault is None and self._block.was_cut:  # and it kept that to itself
+            fault = _ran_out("setup", self._clocks.setup_seconds)
         if fault is not None:
             self._fail("setup", fault)
             return False
-        self._setup_clock.deadline = math.inf
+        self._job.timer.end_clock()
         return True
 
     async def _run(self, lease: Lease) -> bool:
@@ -252,15 +265,20 @@ class Trial:
             self.verdict = result
 
     def _grading_slot(self) -> PhaseSlot:
-        seconds = self._clocks.grading_seconds
-        slot = PhaseSlot(self._context.limits.grading, seconds, self._job.hard)
+        is_last = len(self._grading) + 1 == self._grading_tries
+        slot = PhaseSlot(
+            self._context.limits.grading,
+            self._clocks.grading_seconds,
+            self._job.timer,
+            around=self._block if is_last else None,
+        )
         self._grading.append(slot)
         return slot
 
     async def _release(self) -> None:
         assert self._manager is not None
         fault = await caught(partial(self._manager.__aexit__, None, None, None))
-        if isinstance(fault, Exception):
+        if isinstance(fault, Exception) and not self._block.release_was_cut:
             logger.warning("%s: %s", self._job.label, told("release", fault))
 
     def _calls(self) -> int:
