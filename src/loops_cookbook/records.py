@@ -7,11 +7,12 @@ misled, and not when a key is added. Times of day are Unix seconds, durations se
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache
+from operator import attrgetter
 from statistics import fmean
-from typing import Literal, Protocol, Self, TypeAlias
+from typing import Literal, Protocol, Self, TypeAlias, cast
 
 from loops_cookbook.attempts import (
     Attempt,
@@ -44,7 +45,8 @@ class Row:
     def to_json(self) -> Json:
         """One object, a key for each field; a dataclass inside it is written likewise."""
         # `dataclasses.asdict` would copy every container inside, at ten times the cost.
-        return {name: getattr(self, name) for name in _names(type(self))}
+        names, values_of = _fields(type(self))
+        return dict(zip(names, values_of(self), strict=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -371,5 +373,7 @@ def spread(values: Iterable[float]) -> float:
 
 
 @cache
-def _names(row: type[Row]) -> tuple[str, ...]:
-    return tuple(item.name for item in fields(row))
+def _fields(row: type[Row]) -> tuple[tuple[str, ...], Callable[[Row], tuple[object, ...]]]:
+    """The names of its fields, of which there are several, and what reads them all at once."""
+    names = tuple(item.name for item in fields(row))
+    return names, cast(Callable[[Row], tuple[object, ...]], attrgetter(*names))

@@ -135,6 +135,8 @@ def sequences(trajectory: Trajectory) -> tuple[Sequence, ...]:
     # before it. Then the longest row is never the wrong one to take: whatever could go on with
     # it later can go on with a shorter one just as well.
     said = [turn for turn in trajectory.turns if len(turn.sampled.ids)]
+    if len(said) == 1:  # as most attempts have
+        return (_row(said),)
     rows: list[list[Turn]] = []
     for turn in sorted(said, key=lambda turn: len(turn.prompt_ids)):
         begun = [row for row in rows if _goes_on_with(turn, row[-1])]

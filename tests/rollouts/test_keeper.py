@@ -156,6 +156,16 @@ async def test_cancelling_the_wait_does_not_wait_for_ever() -> None:
     assert took == 1 + 5 + STRAY_SECONDS
 
 
+@pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"])
+async def test_a_run_that_is_cancelled_before_it_begins_ends() -> None:
+    """What keeps the time is shielded, and was waited for."""
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        async with open_keeper():
+            await anyio.sleep_forever()
+    assert scope.cancelled_caught
+
+
 async def test_strays_that_end_soon_are_no_trouble() -> None:
     told: list[Sequence[str]] = []
 

@@ -46,7 +46,7 @@ class TrySandboxes(Mapping[str, Sandbox]):
     @property
     def failure(self) -> SandboxError | None:
         """Why one was not made or cannot be used any more, also where the Episode swallowed it."""
-        if self._not_made is not None:
+        if self._not_made is not None or not self._open:
             return self._not_made
         failures = (sandbox.failure for sandbox in self._open.values())
         return next((failure for failure in failures if failure is not None), None)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
+from anyio.lowlevel import checkpoint
 from pydantic import BaseModel
 
 from loops_cookbook.attempts import Attempt, Discarded, Fate, Flags, Timing
@@ -104,6 +105,7 @@ class _RunningAttempt:
                 return
             if not trial.may_retry or len(self._trials) > rules.max_rollout_retries:
                 break
+            await checkpoint()  # a run that ends meanwhile makes none
             self._trials.append(self._new_trial(len(self._trials)))
         self._end()
         if trial.fatal is not None:

@@ -23,7 +23,7 @@ from contextlib import asynccontextmanager
 from typing import cast
 
 import anyio
-from anyio.abc import TaskGroup, TaskStatus
+from anyio.abc import TaskGroup
 
 from loops_cookbook.rollouts.jobs import Job, Work
 
@@ -131,41 +131,39 @@ class Keeper:
         await self.outcomes({job: work})
         return not job.is_stray
 
-    async def keep_time(self, *, task_status: TaskStatus[None]) -> None:
+    async def keep_time(self) -> None:
         """Cut what a clock cuts, and leave jobs behind at their hard deadlines, until `stop`."""
         with self._keeping:
-            async with anyio.create_task_group() as self._reminding:
-                task_status.started()
+            async with anyio.create_task_group() as reminding:
                 while True:
                     deadline = min((job.timer.at for job in self.jobs), default=math.inf)
                     with anyio.CancelScope(deadline=deadline) as self._sleep:
                         await anyio.sleep_forever()
                     now = self.now()
                     for job in [job for job in self.jobs if job.timer.at <= now]:
-                        self._look_at(job, now)
+                        self._look_at(job, now, reminding)
 
     async def end(self) -> Sequence[Job]:
         """Cancel the jobs that are left, and wait a last while; those that still go on."""
         self.group.cancel_scope.cancel()
-        left = tuple(self.jobs)
-        for job in left:
-            self._reminding.start_soon(job.remind)
         with anyio.move_on_after(STRAY_SECONDS, shield=True):
-            for job in left:
-                await job.ended()
+            async with anyio.create_task_group() as reminding:
+                for job in tuple(self.jobs):
+                    reminding.start_soon(job.remind)
+                    reminding.start_soon(job.ended)
         return tuple(self.jobs)
 
     def stop(self) -> None:
         """No time is to be kept any more."""
         self._keeping.cancel()
 
-    def _look_at(self, job: Job, now: float) -> None:
+    def _look_at(self, job: Job, now: float, reminding: TaskGroup) -> None:
         if (block := job.timer.cut(now)) is not None:
-            self._reminding.start_soon(block.remind)
+            reminding.start_soon(block.remind)
         if job.timer.hard_at <= now:
             job.leave_behind()
             self.jobs[job].over(job)
-            self._reminding.start_soon(job.remind)
+            reminding.start_soon(job.remind)
 
     def _expect(self, at: float) -> None:
         if at < self._sleep.deadline:
@@ -191,7 +189,7 @@ async def open_keeper(
     """
     async with open_group() as around:
         keeper = Keeper()
-        await around.start(keeper.keep_time)
+        around.start_soon(keeper.keep_time)
         try:
             async with open_group() as keeper.group:
                 try:

@@ -18,7 +18,6 @@ from types import TracebackType
 from typing import Self, TypeAlias, cast
 
 import anyio
-from anyio.lowlevel import checkpoint_if_cancelled
 
 from loops_cookbook.errors import Discard
 from loops_cookbook.rollouts.blocks import Block
@@ -62,22 +61,25 @@ class Limit:
         """One of those that are held back goes through it a turn."""
         self._turn_ends = -math.inf
 
+    def took(self, holder: object, now: float) -> bool:
+        """Take room without a wait, if that can be."""
+        return not self._holds_back(now) and self._took(holder)
+
     async def take(self, holder: object, timer: Timer, now: float) -> float:
         """Wait for room from now on and take it; when that was.
 
         The hard deadline of `timer` does not run meanwhile.
         """
-        await checkpoint_if_cancelled()
-        is_held_back = self._takes_turns and (now > self._turn_ends or self._door.locked())
-        if not is_held_back and self._took(holder):
-            return now
         with timer.standing_still(now):
-            if is_held_back:
+            if self._holds_back(now):
                 async with self._door:  # whoever waits for it comes in a turn later
                     self._turn_ends = timer.now() + TURN_SECONDS
             if not self._took(holder):
                 await self._limiter.acquire_on_behalf_of(holder)
         return timer.now()
+
+    def _holds_back(self, now: float) -> bool:
+        return self._takes_turns and (now > self._turn_ends or self._door.locked())
 
     def _took(self, holder: object) -> bool:
         try:
@@ -108,9 +110,10 @@ class Room:
 
     async def take(self) -> float:
         """Wait for room and take it; when that was."""
-        began = self._timer.now()
-        now = await self._limit.take(self, self._timer, began)
-        self.waited = now - began
+        now = began = self._timer.now()
+        if not self._limit.took(self, now):
+            now = await self._limit.take(self, self._timer, began)
+            self.waited = now - began
         self._is_held = True
         return now
 

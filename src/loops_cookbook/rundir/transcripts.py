@@ -35,34 +35,29 @@ _DEEP = "    "
 
 def transcript_text(transcript: Transcript) -> str:
     """The whole content of a transcript's file."""
-    place = {
-        "schema": SCHEMA_VERSION,
-        "purpose": transcript.purpose,
-        "group": transcript.group,
-        "attempt": transcript.attempt,
-        "task": transcript.task,
-    }
-    outcome = {
-        "reward": transcript.reward,
-        "fate": transcript.fate,
-        "detail": transcript.detail,
-        "exception": transcript.exception,
-    }
-    course = {
-        "tries": transcript.tries,
-        "flags": transcript.flags,
-        "timing": transcript.timing,
-        "started_at": transcript.started_at,
-    }
-    lines = [
-        _inside(place),
-        _inside(outcome),
-        _inside({"metadata": transcript.metadata}),
-        _inside(course),
-        f'"calls": {_list(_calls(transcript.calls))}',
-        f'"turns": {_list(_turns(transcript.trajectory.turns))}',
-    ]
-    return "{" + ",\n ".join(lines) + "}\n"
+    head = _inside(
+        {
+            "schema": SCHEMA_VERSION,
+            "purpose": transcript.purpose,
+            "group": transcript.group,
+            "attempt": transcript.attempt,
+            "task": transcript.task,
+            "reward": transcript.reward,
+            "fate": transcript.fate,
+            "detail": transcript.detail,
+            "exception": transcript.exception,
+            "metadata": transcript.metadata,
+            "tries": transcript.tries,
+            "flags": transcript.flags,
+            "timing": transcript.timing,
+            "started_at": transcript.started_at,
+        }
+    )
+    for key in ("reward", "metadata", "tries"):  # where metadata has such a key, a line ends there
+        head = head.replace(f',"{key}":', f',\n "{key}":', 1)
+    calls = _list(_calls(transcript.calls))
+    turns = _list(_turns(transcript.trajectory.turns))
+    return f'{{{head},\n "calls": {calls},\n "turns": {turns}}}\n'
 
 
 def transcript_of(row: Row) -> Transcript:
