@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from loops_cookbook.problems import (
+    MOST_SAID,
     MOST_SHOWN,
     BrokenRules,
     Problem,
@@ -18,6 +19,7 @@ from loops_cookbook.problems import (
     nearest,
     one_line,
     problems_in,
+    said,
     shown,
 )
 
@@ -171,3 +173,30 @@ def test_a_path_is_shown_from_the_working_directory(
     assert shown(tmp_path / "a" / "b.toml") == "a/b.toml"
     assert shown(Path("a", "b.toml")) == "a/b.toml"
     assert shown(Path("/elsewhere/b.toml")) == "/elsewhere/b.toml"
+
+
+def test_an_int_of_too_many_digits_is_found_too() -> None:
+    """Python refuses to write it, and that refusal was told in place of what was found."""
+    assert found([10**5000]) == "a value of type list that is too long to be written"
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (ValueError("one\ntwo"), "one two"),
+        (ValueError(), ""),
+        (ValueError("\x1b[31mred\x1b[0m \x07[/b] \ud800"), "[31mred [0m [/b]"),
+        (Mute(), "(its __str__ raised RuntimeError)"),
+        (ValueError("x" * 3_000_000), "x" * MOST_SAID + "..."),
+    ],
+    ids=["lines", "nothing", "escapes", "mute", "long"],
+)
+def test_what_an_exception_says_is_one_plain_short_line(error: Exception, words: str) -> None:
+    """An exception without a `__str__` that works ended the run, as a bug of this package; one of
+    megabytes was in every row, and one with escapes moved the terminal."""
+    assert said(error) == words

@@ -22,6 +22,9 @@ from pydantic_core import ErrorDetails
 MOST_SHOWN = 200
 """Characters of a value that a message shows."""
 
+MOST_SAID = 1000
+"""Characters of what an exception says that a message repeats."""
+
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+\Z")
 
 _WANTED = {
@@ -107,8 +110,25 @@ def found(value: object) -> str:
         return json.dumps(value)
     short = Repr()
     short.maxstring = short.maxother = short.maxlong = 60
-    text = one_line(short.repr(value))
+    try:
+        text = one_line(short.repr(value))
+    except ValueError:  # an int of more digits than Python writes
+        text = f"a value of type {type(value).__name__} that is too long to be written"
     return text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN - 3]}..."
+
+
+def said(error: BaseException) -> str:
+    """What an exception says: in one line, not too long, and without what moves a terminal.
+
+    It may come from user code, so nothing is taken for granted, not even that it can be asked.
+    """
+    try:
+        text = str(error)
+    except Exception as fault:  # whatever its own __str__ raises
+        return f"(its __str__ raised {type(fault).__name__})"
+    is_cut = len(text) > MOST_SAID
+    kept = one_line("".join(c if c.isprintable() else " " for c in text[:MOST_SAID]))
+    return f"{kept}..." if is_cut else kept
 
 
 def one_line(text: str) -> str:

@@ -553,15 +553,55 @@ async def test_cancelling_the_task_that_runs_an_attempt_passes() -> None:
     assert runtime.plays[0].log[-1] == "closed"
 
 
-async def test_what_is_no_exception_passes_through() -> None:
-    class Exits(Play):
+async def test_a_person_who_interrupts_is_heeded() -> None:
+    class Interrupted(Play):
         async def run(self, slot: Slot) -> None:
-            raise SystemExit(3)
+            raise KeyboardInterrupt
 
-    runtime = PlayRuntime(Exits)
-    with pytest.raises(SystemExit):
+    runtime = PlayRuntime(Interrupted)
+    with pytest.raises(KeyboardInterrupt):
         await attempt_of(runtime)
     assert runtime.plays[0].log[-1] == "closed"
+
+
+class Panic(BaseException):
+    """As of a library written in Rust."""
+
+
+@pytest.mark.parametrize("phase", ["open", "setup", "run", "grade", "close"])
+@pytest.mark.parametrize("error", [SystemExit(0), Panic("index out of bounds")], ids=repr)
+async def test_what_is_meant_to_end_a_process_ends_a_try(phase: str, error: BaseException) -> None:
+    """A `sys.exit(0)` in a grader ended the run: exit status 0, with nothing trained."""
+
+    class Exits(Play):
+        def __init__(self, task: Task[BaseModel], place: Place) -> None:
+            super().__init__(task, place)
+            self.raise_in("open")
+
+        def raise_in(self, here: str) -> None:
+            if here == phase and self.place.trial == 0:
+                raise error
+
+        async def setup(self) -> None:
+            self.raise_in("setup")
+
+        async def run(self, slot: Slot) -> None:
+            self.say()
+            self.raise_in("run")
+
+        async def grade(self, *, timed_out: bool) -> object:
+            self.raise_in("grade")
+            return 1.0
+
+        async def close(self) -> None:
+            self.raise_in("close")
+
+    attempt = await attempt_of(PlayRuntime(Exits))
+    if phase == "grade":
+        assert attempt.discarded is not None
+        assert (attempt.discarded.fate, attempt.discarded.exception) == (Fate.UNGRADED, "StrayExit")
+    else:
+        assert (attempt.reward, attempt.tries) == (1.0, 1 if phase == "close" else 2)
 
 
 async def test_a_lease_that_holds_a_task_group_open_is_left_in_order() -> None:

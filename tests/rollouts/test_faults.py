@@ -1,4 +1,6 @@
 import asyncio
+import re
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import anyio
@@ -6,7 +8,7 @@ import pytest
 from pydantic import BaseModel
 
 from loops_cookbook.episodes import Episode, Grading, Sampling
-from loops_cookbook.rollouts.faults import StrayCancellation, caught, told
+from loops_cookbook.rollouts.faults import StrayCancellation, StrayExit, caught, told
 from loops_cookbook.testing import attempt
 
 pytestmark = pytest.mark.anyio
@@ -18,6 +20,13 @@ async def give() -> int:
 
 async def fail() -> int:
     raise LookupError("no such\nfile")
+
+
+def raising(error: BaseException) -> Callable[[], Awaitable[None]]:
+    async def step() -> None:
+        raise error
+
+    return step
 
 
 async def await_a_cancelled_future() -> int:
@@ -55,12 +64,28 @@ async def test_cancellation_passes() -> None:
     assert scope.cancelled_caught
 
 
-async def test_what_is_no_exception_passes() -> None:
-    async def step() -> None:
-        raise KeyboardInterrupt
+@pytest.mark.parametrize(
+    "error",
+    [KeyboardInterrupt(), BaseExceptionGroup("x", [ValueError("a"), KeyboardInterrupt()])],
+    ids=repr,
+)
+async def test_a_person_who_interrupts_is_heeded(error: BaseException) -> None:
+    with pytest.raises(type(error)):
+        await caught(raising(error))
 
-    with pytest.raises(KeyboardInterrupt):
-        await caught(step)
+
+@pytest.mark.parametrize(
+    ("error", "what"),
+    [
+        (SystemExit(0), r"SystemExit\(0\)"),
+        (BaseExceptionGroup("two", [SystemExit(1), ValueError("a")]), r"BaseExceptionGroup\(two "),
+    ],
+    ids=repr,
+)
+async def test_what_is_meant_to_end_a_process_is_a_fault(error: BaseException, what: str) -> None:
+    fault = await caught(raising(error))
+    assert isinstance(fault, StrayExit)
+    assert re.match(f"run: StrayExit: {what}.* was raised.*test_faults.py", told("run", fault))
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
@@ -75,6 +100,29 @@ async def test_a_fault_is_told_in_one_line_with_its_place() -> None:
     assert isinstance(fault, LookupError)
     assert told("grading", fault).startswith("grading: LookupError: no such file (")
     assert told("grading", fault).endswith("in fail)")
+
+
+async def test_what_went_wrong_in_a_group_is_told() -> None:
+    """A group said `unhandled errors in a TaskGroup (2 sub-exceptions)`, and that was all."""
+    errors = [LookupError("a\nb"), ValueError("c"), OSError("d"), OSError("e")]
+    assert told("run", ExceptionGroup("two", errors)) == (
+        "run: ExceptionGroup: two (4 sub-exceptions): LookupError: a b; ValueError: c; OSError: d; "
+        "and 1 more"
+    )
+
+
+async def test_a_fault_that_python_retells_is_told_by_the_line_that_raised_it() -> None:
+    """`next(it)` in a coroutine was told by a line of this package, which awaits it."""
+
+    def first() -> int:
+        return next(iter(()))
+
+    async def step() -> None:
+        first()
+
+    fault = await caught(step)
+    assert isinstance(fault, RuntimeError)
+    assert told("run", fault).endswith("in first)")
 
 
 class AnyTask(BaseModel):

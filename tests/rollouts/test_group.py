@@ -216,17 +216,17 @@ async def test_a_recorder_that_fails_ends_the_run() -> None:
             await run_group(context, start(), size=2)
 
 
-async def test_what_is_no_exception_ends_the_run_and_cuts_the_others() -> None:
-    class Exits(Play):
+async def test_a_person_who_interrupts_ends_the_run_and_cuts_the_others() -> None:
+    class Interrupted(Play):
         async def run(self, slot: Slot) -> None:
             self.say()
             await anyio.sleep(1)
             if self.place.attempt == 0:
-                raise SystemExit(3)
+                raise KeyboardInterrupt
             await anyio.sleep_forever()
 
-    runtime, cut = PlayRuntime(Exits), list[Group]()
-    with pytest.raises(SystemExit):
+    runtime, cut = PlayRuntime(Interrupted), list[Group]()
+    with pytest.raises(KeyboardInterrupt):
         async with world(runtime) as w:
             await run_group(w.context, start(), size=3, on_cut=cut.append)
     assert [fates_of(group) for group in cut] == [[Fate.CANCELLED] * 3]

@@ -22,7 +22,7 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 
 from loops_cookbook.episodes.worker import LENGTH_BYTES, Answer, framed
 from loops_cookbook.errors import AttemptFault, EpisodeError
-from loops_cookbook.problems import one_line
+from loops_cookbook.problems import one_line, said
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -145,7 +145,7 @@ def _request(function: Callable[..., object], args: tuple[object, ...]) -> bytes
     except Exception as error:  # pickle lets through whatever an object's own hooks raise
         raise EpisodeError(
             f"compute({_name(function)}) cannot be passed to a worker process: "
-            f"{one_line(str(error))}; use a function from the top of a module, and arguments that "
+            f"{said(error)}; use a function from the top of a module, and arguments that "
             "can be pickled"
         ) from error
 

@@ -1,9 +1,11 @@
 """The one place where exceptions of user code are caught; everything else lets them pass.
 
-User code is an Episode, a grader, a runtime: what it raises ends a try and never the run. Only
-`Exception` is caught. Cancellation passes, with one exception that is not one: a
-`CancelledError` that user code raises although nobody cancelled it, as awaiting a cancelled future
-does, is a fault like any other; let through, it would end the run without a word.
+User code is an Episode, a grader, a runtime: what it raises ends a try and never the run. What it
+raises that is no `Exception` is a fault as well: `sys.exit()` in a library would end the run, with
+the status of a success perhaps, and so would the panic of one written in Rust. Two things pass:
+`KeyboardInterrupt`, by which a person ends a program, and cancellation. But a `CancelledError`
+that user code raises although nobody cancelled it, as awaiting a cancelled future does, is a fault
+like any other; let through, it would end the run without a word.
 """
 
 import math
@@ -13,14 +15,22 @@ from typing import TypeVar, cast
 import anyio
 
 from loops_cookbook.errors import LoopsError
-from loops_cookbook.problems import one_line
+from loops_cookbook.problems import said
 from loops_cookbook.rollouts.frames import raised_at
 
 T = TypeVar("T")
 
 
+_MOST_TOLD = 3
+"""Exceptions of a group that are told, one after another."""
+
+
 class StrayCancellation(Exception):
     """User code raised CancelledError although nothing was cancelled."""
+
+
+class StrayExit(Exception):
+    """User code raised SystemExit, or another exception that is meant to end a process."""
 
 
 async def caught(step: Callable[[], Awaitable[T]]) -> T | Exception:
@@ -40,11 +50,22 @@ async def caught(step: Callable[[], Awaitable[T]]) -> T | Exception:
             "was awaited"
         )
         return fault.with_traceback(cancelled.__traceback__)
+    except BaseException as error:  # what is meant to end a process; reported as the try's fault
+        if _passes(error):
+            raise
+        text = said(error)
+        fault = StrayExit(
+            f"{type(error).__name__}({text}) was raised, which is meant to end a process: "
+            "raise an Exception in its place"
+        )
+        return fault.with_traceback(error.__traceback__)
 
 
 def told(phase: str, error: Exception) -> str:
     """One line for people: what was raised, and where."""
-    text = one_line(str(error))
+    text = said(error)
+    if isinstance(error, ExceptionGroup):
+        text = f"{text}: {_of_group(cast(ExceptionGroup[Exception], error))}"
     # Our own word on what a user's code did: where we say it helps nobody.
     where = raised_at(error, by_a_user=isinstance(error, LoopsError))
     what = f"{phase}: {type(error).__name__}" + (f": {text}" if text else "")
@@ -57,3 +78,18 @@ def _alone(error: Exception) -> Exception:
         return error
     inner = cast(ExceptionGroup[Exception], error).exceptions
     return _alone(inner[0]) if len(inner) == 1 else cast(Exception, error)
+
+
+def _passes(error: BaseException) -> bool:
+    """Whether it, or a part of it, is not user code's to raise."""
+    if isinstance(error, BaseExceptionGroup):
+        return any(map(_passes, cast(BaseExceptionGroup[BaseException], error).exceptions))
+    passing = (KeyboardInterrupt, GeneratorExit, anyio.get_cancelled_exc_class())
+    return isinstance(error, passing)
+
+
+def _of_group(group: ExceptionGroup[Exception]) -> str:
+    """What went wrong in a group that says no more than how many things did."""
+    inner = [f"{type(each).__name__}: {said(each)}" for each in group.exceptions[:_MOST_TOLD]]
+    more = len(group.exceptions) - len(inner)
+    return "; ".join([*inner, f"and {more} more"] if more else inner)

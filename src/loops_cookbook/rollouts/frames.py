@@ -27,9 +27,12 @@ def raised_at(error: BaseException, *, by_a_user: bool = False) -> str | None:
         by_a_user: None where no line of a user's code has part in it.
     """
     stack = list(reversed(list(_of_traceback(error.__traceback__))))
-    if by_a_user:
-        stack = [frame for frame in stack if _is_users(frame[0].co_filename)]
-    return _users(stack)
+    users = [frame for frame in stack if _is_users(frame[0].co_filename)]
+    there = None
+    if error.__cause__ is not None and not users:
+        # As where Python itself retells a StopIteration that comes out of a coroutine.
+        there = raised_at(error.__cause__, by_a_user=True)
+    return there or _users(users if by_a_user else stack)
 
 
 def waits_at(coroutine: object) -> str | None:

@@ -19,7 +19,7 @@ from pydantic import BaseModel
 
 from loops_cookbook.attempts import Attempt, Discarded, Fate, Timing
 from loops_cookbook.errors import ClockRanOut, Discard, EngineDied
-from loops_cookbook.problems import one_line
+from loops_cookbook.problems import said
 from loops_cookbook.records import TRAIN
 from loops_cookbook.rollouts.blocks import Block
 from loops_cookbook.rollouts.faults import caught, told
@@ -317,7 +317,7 @@ def hard_deadline(clocks: Clocks, grading_retries: int) -> float:
 
 def dropped(error: Discard) -> Discarded:
     """The end of what an Episode dropped on purpose."""
-    return Discarded(Fate.DROPPED, one_line(str(error)))
+    return Discarded(Fate.DROPPED, said(error))
 
 
 def ungraded(error: Exception) -> Discarded:
