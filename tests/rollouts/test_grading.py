@@ -11,7 +11,10 @@ from loops_cookbook.rollouts.grading import graded, reward_of, rewards_of
 from loops_cookbook.rollouts.jobs import Timer
 from loops_cookbook.rollouts.limits import Limit, PhaseSlot
 
-NUMBERS = [0, 1, True, 0.5, -3, np.float32(0.5), np.int64(2), np.bool_(True), np.longdouble(1)]
+NUMBERS = [
+    *(0, 1, True, 0.5, -3),
+    *(np.float16(2), np.float32(0.5), np.longdouble(1), np.int64(2), np.bool_(True)),
+]
 OTHERS = [
     None,
     "0.5",
@@ -21,6 +24,8 @@ OTHERS = [
     -math.inf,
     np.float32("nan"),
     np.float64("inf"),
+    np.float16("inf"),  # its own bounds are infinite, and it was trained
+    -np.float16("inf"),
     np.array(0.5),
     np.array([0.5]),
     [0.5],
@@ -49,6 +54,11 @@ def test_anything_else_is_refused_with_whose_it_is(value: object) -> None:
 def test_the_message_shows_what_was_returned() -> None:
     with pytest.raises(GradeError, match="returned 'yes' for attempt 1"):
         reward_of("yes", whose="attempt 1")
+
+
+def test_an_int_that_python_does_not_write_is_refused_as_what_it_is() -> None:
+    with pytest.raises(GradeError, match="too long to be written for attempt 1"):
+        reward_of(10**5000, whose="attempt 1")
 
 
 @pytest.mark.parametrize("values", [[1, 0.5], (1, 0.5), np.array([1, 0.5])], ids=type)

@@ -6,6 +6,7 @@ what comes out is the checked value, or the last exception.
 """
 
 import logging
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TypeVar, cast
@@ -76,13 +77,22 @@ def reward_of(value: object, *, whose: str) -> float:
         GradeError: it is something else, or not finite.
     """
     is_number = isinstance(value, _NUMBERS)
-    # Compared before it becomes a float: a huge int would not become one.
-    if is_number and -LARGEST_REWARD <= cast(float, value) <= LARGEST_REWARD:
-        return float(cast(float, value))
+    reward = _as_float(cast(float, value)) if is_number else math.nan
+    if -LARGEST_REWARD <= reward <= LARGEST_REWARD:
+        return reward
     raise GradeError(
         f"the grader returned {returned(value)} for {whose}: return a finite number"
         + ("" if is_number else ", as a float, int, bool or numpy scalar")
     )
+
+
+def _as_float(number: float) -> float:
+    """As Python's own, before it is compared: numpy compares in the number's own width, where
+    every bound is infinite that float16 cannot hold."""
+    try:
+        return float(number)
+    except OverflowError:  # a huge int
+        return math.inf
 
 
 def returned(value: object) -> str:
