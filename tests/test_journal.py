@@ -163,6 +163,26 @@ def test_what_json_cannot_hold_is_written_all_the_same(value: object, expected: 
     assert json.loads(utf8(line).decode()) == expected
 
 
+class Thorny:
+    """What a message of user code may hold."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("do not look")
+
+
+class Listed(Thorny):
+    def tolist(self) -> list[object]:
+        raise RuntimeError("do not look")
+
+
+@pytest.mark.parametrize("value", [Thorny(), Listed()], ids=lambda value: type(value).__name__)
+def test_what_cannot_be_looked_at_ends_no_run(value: object) -> None:
+    """A grader that put such an object into its transcript ended the run as our bug."""
+    line = json.loads(encode({"x": [value], "half": "\ud83d"}))
+
+    assert line["x"] == [f"<{type(value).__name__} that cannot be written>"]
+
+
 def test_an_endless_value_is_written_in_part() -> None:
     endless: list[object] = []
     endless.append(endless)

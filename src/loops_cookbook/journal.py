@@ -209,6 +209,13 @@ def _encode_anything(value: object) -> str:
 
 
 def _default(value: object) -> object:
+    try:
+        return _unfolded(value)
+    except Exception:  # user code: it may come in a message, and raise where it is looked at
+        return f"<{type(value).__name__} that cannot be written>"
+
+
+def _unfolded(value: object) -> object:
     to_list = getattr(value, "tolist", None)
     if callable(to_list):
         return to_list()

@@ -59,6 +59,15 @@ def test_metadata_of_another_type_is_refused_with_its_key(value: object) -> None
         Metadata().update(turns=value)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("value", [10**400, -(10**5000)], ids=["large", "larger"])
+def test_a_whole_number_that_no_float_holds_is_refused(value: int) -> None:
+    """It came as far as the metrics and ended the run there, as a bug of this package."""
+    with pytest.raises(
+        EpisodeError, match=r"metadata 'turns' is .*: use one that a float can hold"
+    ):
+        Metadata()["turns"] = value
+
+
 @pytest.mark.parametrize("key", [3, None, ""])
 def test_a_metadata_key_is_a_word(key: object) -> None:
     with pytest.raises(EpisodeError, match="use a word"):

@@ -3,6 +3,7 @@
 import gc
 import math
 import weakref
+from dataclasses import replace
 from statistics import fmean, stdev
 
 import numpy as np
@@ -93,3 +94,12 @@ def test_means_are_finite_where_logprobs_are_large() -> None:
     tally.add(rows_of(large, None), None)
 
     assert math.isfinite(tally.means()["entropy"])
+
+
+def test_a_number_that_no_mean_can_hold_counts_in_none() -> None:
+    """A huge int out of a custom runtime ended the run, as a bug of this package."""
+    tally = Tally(Labels())
+    attempts = [replace(attempt(1.0), metadata={"n": n}) for n in (10**400, math.inf, 3)]
+    tally.add(rows_of(group(*attempts), None), None)
+
+    assert tally.recorded() == {"rollout/n": 3.0}

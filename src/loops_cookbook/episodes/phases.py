@@ -25,6 +25,9 @@ from loops_cookbook.tasks import Task
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
+LARGEST_INT = 10**300
+"""Beyond it a whole number has no place among floats, of which a metric is the mean."""
+
 
 class Metadata(UserDict[str, Scalar]):
     """Numbers, booleans and strings by name; anything else is refused where it is set."""
@@ -170,8 +173,10 @@ def _plain(key: str, value: object) -> Scalar:
     match cast(object, value.item()) if isinstance(value, np.generic) else value:
         case bool() as truth:
             return truth
-        case int() as whole:
+        case int() as whole if abs(whole) < LARGEST_INT:
             return int(whole)
+        case int() as whole:
+            raise EpisodeError(f"metadata {key!r} is {found(whole)}: use one that a float can hold")
         case float() as number:
             return float(number)
         case str() as text:

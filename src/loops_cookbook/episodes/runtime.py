@@ -210,7 +210,7 @@ class EpisodeLease:
         return GroupAttempt(
             episode=self._episode,
             reward=attempt.reward if self._says.grades_attempts else None,
-            metadata=attempt.metadata,
+            metadata={**attempt.metadata},  # its own: nothing checks what a grader may set in it
             timed_out=attempt.flags.timed_out,
             context_full=attempt.flags.context_full,
             retried=attempt.flags.retried,

@@ -143,8 +143,17 @@ class Tally:
             if isinstance(value, str):
                 label = self._labels.label(key, value)
                 self._texts.setdefault(key, Counter())[label] += 1
-            elif math.isfinite(value):
-                self._numbers.setdefault(key, Moments()).add(float(value))
+            elif (number := _as_float(value)) is not None:
+                self._numbers.setdefault(key, Moments()).add(number)
+
+
+def _as_float(value: float) -> float | None:
+    """A number that a mean can hold; None for others, which a runtime may record as well."""
+    try:
+        number = float(value)
+    except OverflowError:  # a huge int
+        return None
+    return number if math.isfinite(number) else None
 
 
 class Moments:
