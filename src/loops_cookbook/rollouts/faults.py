@@ -63,9 +63,7 @@ async def caught(step: Callable[[], Awaitable[T]]) -> T | Exception:
 
 def told(phase: str, error: Exception) -> str:
     """One line for people: what was raised, and where."""
-    text = said(error)
-    if isinstance(error, ExceptionGroup):
-        text = f"{text}: {_of_group(cast(ExceptionGroup[Exception], error))}"
+    text = said(error) + _inside(error)
     # Our own word on what a user's code did: where we say it helps nobody.
     where = raised_at(error, by_a_user=isinstance(error, LoopsError))
     what = f"{phase}: {type(error).__name__}" + (f": {text}" if text else "")
@@ -88,8 +86,11 @@ def _passes(error: BaseException) -> bool:
     return isinstance(error, passing)
 
 
-def _of_group(group: ExceptionGroup[Exception]) -> str:
-    """What went wrong in a group that says no more than how many things did."""
-    inner = [f"{type(each).__name__}: {said(each)}" for each in group.exceptions[:_MOST_TOLD]]
-    more = len(group.exceptions) - len(inner)
-    return "; ".join([*inner, f"and {more} more"] if more else inner)
+def _inside(error: Exception) -> str:
+    """What went wrong in a group, which itself says no more than how many things did."""
+    if not isinstance(error, ExceptionGroup):
+        return ""
+    errors = cast(ExceptionGroup[Exception], error).exceptions
+    inner = [f"{type(each).__name__}: {said(each)}" for each in errors[:_MOST_TOLD]]
+    more = [f"and {len(errors) - _MOST_TOLD} more"] if len(errors) > _MOST_TOLD else []
+    return ": " + "; ".join([*inner, *more])
