@@ -23,7 +23,7 @@ from loops_cookbook.errors import Discard, EngineDied, ServiceUnavailable
 from loops_cookbook.rollouts.attempt import Finished
 from loops_cookbook.rollouts.jobs import Job
 from loops_cookbook.rollouts.limits import Limits
-from loops_cookbook.runtimes.base import Place, Slot
+from loops_cookbook.runtimes.base import Place, Recorded, Slot
 from loops_cookbook.tasks import Task
 
 pytestmark = pytest.mark.anyio
@@ -602,6 +602,43 @@ async def test_what_is_meant_to_end_a_process_ends_a_try(phase: str, error: Base
         assert (attempt.discarded.fate, attempt.discarded.exception) == (Fate.UNGRADED, "StrayExit")
     else:
         assert (attempt.reward, attempt.tries) == (1.0, 1 if phase == "close" else 2)
+
+
+async def test_a_runtime_that_cannot_say_what_it_recorded_fails_a_try_and_not_the_run() -> None:
+    """It ended the run, as a bug of this package."""
+
+    class Forgets(PlayLease):
+        def recorded(self) -> Recorded:
+            raise KeyError("turns")
+
+    class Forgetful(PlayRuntime):
+        @asynccontextmanager
+        async def open(self, task: Task[BaseModel], place: Place) -> AsyncIterator[PlayLease]:
+            async with super().open(task, place) as lease:
+                yield Forgets(lease.play, acquires=True) if place.trial == 0 else lease
+
+    attempt = await attempt_of(Forgetful())
+    assert (attempt.reward, attempt.tries) == (1.0, 2)
+
+
+async def test_what_a_setup_gives_is_no_fault() -> None:
+    """A runtime whose setup returned True failed every try, by `setup: bool: True`."""
+
+    class Ready(Play):
+        async def setup(self) -> object:  # type: ignore[override]
+            return True
+
+    class Gives(PlayLease):
+        async def setup(self) -> object:  # type: ignore[override]
+            return await self.play.setup()
+
+    class Giving(PlayRuntime):
+        @asynccontextmanager
+        async def open(self, task: Task[BaseModel], place: Place) -> AsyncIterator[PlayLease]:
+            async with super().open(task, place) as lease:
+                yield Gives(lease.play, acquires=False)
+
+    assert (await attempt_of(Giving(Ready))).reward == 1.0
 
 
 async def test_a_lease_that_holds_a_task_group_open_is_left_in_order() -> None:

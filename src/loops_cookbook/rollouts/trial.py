@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias
 
@@ -212,9 +212,9 @@ class Trial:
 
     async def _setup(self, lease: Lease) -> bool:
         fault = await caught(lease.setup)
-        if fault is None and self._block.was_cut:  # and it kept that to itself
+        if self._block.was_cut and not isinstance(fault, Exception):  # it kept that to itself
             fault = _ran_out("setup", self._clocks.setup_seconds)
-        if fault is not None:
+        if isinstance(fault, Exception):  # what else it gives is nobody's
             self._fail("setup", fault)
             return False
         self._job.timer.end_clock()
@@ -282,12 +282,20 @@ class Trial:
             logger.warning("%s: %s", self._job.label, told("release", fault))
 
     def _calls(self) -> int:
-        return 0 if self.lease is None else len(self.lease.recorded().calls)
+        return len(self._seen().calls)
 
     def _look(self) -> None:
         """Take what the lease has recorded so far."""
-        if self.lease is not None:
-            self.recorded = self.lease.recorded()
+        self.recorded = self._seen()
+
+    def _seen(self) -> Recorded:
+        """What the lease shows; where it cannot, what is known of it, and why it failed."""
+        if self.lease is None:
+            return self.recorded
+        try:
+            return self.lease.recorded()
+        except Exception as error:  # a runtime is user code
+            return replace(self.recorded, failure=error)
 
     def _fail(self, phase: str, error: Exception) -> None:
         if isinstance(error, Discard):
