@@ -52,6 +52,8 @@ class Discarded:
     """One line for people: what happened and where."""
     exception: str | None = None
     """The exception's type name, for `discarded/failed` and `discarded/ungraded`."""
+    place: str | None = None
+    """The line that raised it, where that is known."""
 
 
 @dataclass(frozen=True, slots=True)

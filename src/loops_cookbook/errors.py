@@ -11,6 +11,7 @@
     │   └── SandboxUnavailable           the sandboxes of a config are not to be had here
     ├── RunStopped                    1  is the run over, and why?
     │   ├── NoLearningSignal             too many groups in a row taught nothing
+    │   │   └── NothingWorks             from its first attempt on all failed alike
     │   ├── EventLoopBlocked             user code held the event loop past its clock
     │   └── ServiceError                 a trainer, a sampler or another model
     │       ├── ServiceUnavailable       it did not answer within its time; trying later may help
@@ -95,6 +96,10 @@ class RunStopped(LoopsError):
 
 class NoLearningSignal(RunStopped):
     """`max_consecutive_unusable_groups` groups in a row were rejected."""
+
+
+class NothingWorks(NoLearningSignal):
+    """Every attempt of a run's first groups failed at the same line: a fault in its code."""
 
 
 class EventLoopBlocked(RunStopped):

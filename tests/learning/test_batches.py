@@ -1,7 +1,7 @@
 import gc
 import random
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.learning.builders import group
 
 from loops_cookbook.attempts import Discarded, Fate, Group
-from loops_cookbook.errors import NoLearningSignal
+from loops_cookbook.errors import NoLearningSignal, NothingWorks
 from loops_cookbook.learning.batches import Batch, Batcher, Placed, judged
 
 
@@ -240,6 +240,65 @@ def test_the_message_tells_of_the_commonest_way_to_be_lost_in_its_own_words() ->
         NoLearningSignal, match=r"\(3 times\), most often \(2 times\): run: OSError: 1"
     ):
         add(batcher, lost(1, "OSError", "run: OSError: 1", "run: OSError: 2"))
+
+
+def broken(serial: int, exception: str = "KeyError", place: str = "episode.py:3 in run") -> Group:
+    """A group of which every attempt failed by one line of code."""
+    whole = group(None, None, serial=serial)
+    why = Discarded(Fate.FAILED, f"run: {exception}: {serial} ({place})", exception, place)
+    attempts = tuple(replace(attempt, discarded=why) for attempt in whole.attempts)
+    return replace(whole, attempts=attempts)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 2, 0)])
+def test_a_run_whose_first_groups_all_fail_at_one_line_ends_with_it(order: Sequence[int]) -> None:
+    """A typo in an Episode ran 320 attempts, each tried three times, before the run stopped."""
+    batcher = Batcher(2)
+    *before, last = map(broken, order)
+    fed(batcher, *before)
+    with pytest.raises(NothingWorks) as caught:
+        add(batcher, last)
+    assert str(caught.value) == (
+        "nothing has worked so far: all 6 attempts of the first 3 groups are discarded/failed "
+        f"alike: run: KeyError: {order[0]} (episode.py:3 in run); mend that, then start again"
+    )
+
+
+@pytest.mark.parametrize(
+    "beginning",
+    [
+        [good(0), broken(1), broken(2), broken(3)],
+        [empty(0), broken(1), broken(2), broken(3)],
+        [broken(0), broken(1), good(7), broken(2)],
+        [broken(0), broken(1), broken(2, place="episode.py:9 in run"), broken(3)],
+        [broken(0), broken(1), broken(2, "TypeError"), broken(3)],
+        [broken(serial, "ServiceUnavailable") for serial in range(4)],
+        [broken(serial, "SandboxError") for serial in range(4)],
+        [broken(serial, "ClockRanOut") for serial in range(4)],
+        [group(None, None, serial=serial) for serial in range(4)],
+        [broken(1), broken(2), broken(3), broken(4)],
+    ],
+    ids=[
+        "a usable group",
+        "a reward",
+        "a later group is usable",
+        "another line",
+        "another exception",
+        "a service may come back",
+        "a sandbox may",
+        "a clock may suffice",
+        "no exception",
+        "the first is yet to settle",
+    ],
+)
+def test_a_run_of_which_more_is_to_be_hoped_goes_on(beginning: list[Group]) -> None:
+    fed(Batcher(2), *beginning)
+
+
+def test_only_the_beginning_of_a_run_can_show_that_nothing_works() -> None:
+    fed(Batcher(2, first_serial=3), *(broken(serial) for serial in range(3, 9)))
+    fed(Batcher(2, settled=[5]), *(broken(serial) for serial in range(3)))
+    fed(Batcher(2, max_consecutive_unusable=0), *(broken(serial) for serial in range(30)))
 
 
 @given(

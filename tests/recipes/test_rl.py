@@ -16,8 +16,15 @@ from tests.recipes.notebook import Notebook
 from trio.testing import MockClock
 
 from loops_cookbook.attempts import Attempt, Fate
-from loops_cookbook.errors import EngineDied, NoLearningSignal, RunStopped, ServiceUnavailable
-from loops_cookbook.recipes.plan import Plan
+from loops_cookbook.episodes import Episode, Grading, Sampling
+from loops_cookbook.errors import (
+    EngineDied,
+    NoLearningSignal,
+    NothingWorks,
+    RunStopped,
+    ServiceUnavailable,
+)
+from loops_cookbook.recipes.plan import AnyTask, Plan
 from loops_cookbook.recipes.rl import Surroundings, run_rl
 from loops_cookbook.records import (
     RunRow,
@@ -270,6 +277,35 @@ async def test_an_evaluation_that_hangs_at_the_end_does_not_hold_the_run(
     assert notebook.ended[0][0] == "done"
     last = [row for row in notebook.evaluations if row.update == 3]
     assert [row.fates for row in last] == [{"discarded/no_reply": 8}] * 2
+
+
+class Misspelt(Episode[AnyTask, None]):
+    """Has a typo behind its first reply, and takes its time until then."""
+
+    async def run(self, sample: Sampling) -> None:
+        await sample.model.conversation().generate([{"role": "user", "content": "hello"}])
+        raise AttributeError("'Task' object has no attribute 'wrod'")
+
+    async def grade(self, grading: Grading) -> float:
+        return 1.0
+
+
+async def test_a_fault_in_every_attempt_ends_the_run_at_once_in_its_own_words(runnable) -> None:
+    """It went on through the first evaluation and 20 groups, each attempt tried three times."""
+    plan = runnable(
+        'evaluation.sets.words={tasks="tasks.jsonl", attempts=500}', "concurrency.sampling=16"
+    )
+    plan = replace(plan, code=replace(plan.code, episode_class=Misspelt))
+    sampler = ScriptedSampler(lambda prompt, call: "a", seconds=10)
+    notebook = Notebook()
+    with pytest.raises(NothingWorks, match=r"all 12 .* first 3 .*: 'Task' object has no .*in run"):
+        await run_rl(plan, ScriptedService(sampler), notebook, row_of(plan))
+
+    assert notebook.evaluations == []
+    assert fate_counts(notebook).keys() <= {Fate.FAILED, Fate.CANCELLED}
+    status, counts, reason = notebook.ended[0]
+    assert (status, counts["attempts/discarded"]) == ("stopped", counts["attempts/finished"])
+    assert reason is not None
 
 
 async def test_a_trainer_that_fails_ends_the_run_and_nothing_is_lost_unnamed(runnable) -> None:

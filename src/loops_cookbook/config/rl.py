@@ -104,7 +104,8 @@ class TrainingTable(StrictModel):
     """Tries again, for an attempt whose `setup` or `run` raised."""
 
     max_consecutive_unusable_groups: Annotated[int, Field(ge=0)] = 20
-    """Rejected groups in a row that stop the run. 0: never."""
+    """Rejected groups in a row that stop the run; of its first groups 3, where every attempt of
+    them failed at the same line. 0: never."""
 
     checkpoint_every: Annotated[int, Field(ge=0)] = 10
     """Updates between two checkpoints. There is one after the last update besides, and one where an

@@ -4,6 +4,11 @@ Groups settle in any order and serials rise without a gap from the first on, so 
 here until all that started before it have settled; then it has its place in a batch. Nothing usable
 is dropped: it is in one batch or among `leftovers`. Whether a group is usable is known at once, by
 `judged`; of a group that is not, no more is kept than what a stop for want of a signal would tell.
+
+Two rules stop a run. Too many unusable groups in a row teach nothing. And where every attempt of
+the first few groups failed by the same exception at the same line, no other will come out better:
+that is a fault in the code, and is told at once. What may pass, such as a service that does not
+answer, is left to the first rule.
 """
 
 from collections import Counter
@@ -11,9 +16,21 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from loops_cookbook.attempts import Attempt, Discarded, Group, Rejection
-from loops_cookbook.errors import NoLearningSignal
+from loops_cookbook.errors import (
+    ClockRanOut,
+    NoLearningSignal,
+    NothingWorks,
+    SandboxError,
+    ServiceUnavailable,
+)
 from loops_cookbook.learning.advantages import AdvantageKind, Advantages, judge
 from loops_cookbook.learning.datums import Aggregation, Datum, ScoredAttempt, datums
+
+FIRST_GROUPS = 3
+"""Groups that begin a run and fail alike, after which nothing better is to be expected: one task
+may be a bad one, and so may two."""
+
+_MAY_PASS = frozenset(kind.__name__ for kind in (ClockRanOut, SandboxError, ServiceUnavailable))
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +109,9 @@ class Batcher:
         self._limit = max_consecutive_unusable
         self._aggregation: Aggregation = aggregation
         self._next = first_serial
+        is_new = first_serial == 0 and not settled
+        self._beginning: list[_Unusable] | None = [] if self._limit and is_new else None
+        """The first groups of a run; None once it is known not to fail from its beginning on."""
         self._waiting: dict[int, JudgedGroup | _Unusable] = {}
         self._usable: list[JudgedGroup] = []
         self._full = 0
@@ -103,16 +123,20 @@ class Batcher:
         """Take a judged group in.
 
         Raises:
-            NoLearningSignal: it is the last of too many unusable groups in a row.
+            NoLearningSignal: it is the last of too many unusable groups in a row, or of the first
+                few that all failed alike (`NothingWorks`).
             ValueError: a group with its serial was here before.
         """
         serial = judged.group.serial
         if serial < self._next or serial in self._waiting:
             raise ValueError(f"group {serial} came in twice")
+        if judged.group.graded:
+            self._beginning = None
         if judged.rejection is None:
             self._waiting[serial] = judged
         else:
-            self._waiting[serial] = _unusable(judged.group, judged.rejection)
+            self._waiting[serial] = unusable = _unusable(judged.group, judged.rejection)
+            self._stop_if_nothing_works(unusable)
             self._stop_if_too_many(serial)
         groups: list[tuple[JudgedGroup, int]] = []
         batches: list[Batch] = []
@@ -145,6 +169,23 @@ class Batcher:
     def full(self) -> int:
         """How many batches were full so far, the short one included."""
         return self._full
+
+    def _stop_if_nothing_works(self, group: "_Unusable") -> None:
+        """Raise where it completes the first groups, all of which failed alike."""
+        beginning = self._beginning
+        if beginning is None or group.serial >= FIRST_GROUPS:
+            return
+        beginning.append(group)
+        lost = [discarded for each in beginning for discarded in each.lost]
+        kinds = {(discarded.fate, discarded.exception, discarded.place) for discarded in lost}
+        exception = lost[0].exception if lost else None
+        if len(kinds) > 1 or exception is None or exception in _MAY_PASS:
+            self._beginning = None
+        elif len(beginning) == FIRST_GROUPS:
+            raise NothingWorks(
+                f"nothing has worked so far: all {len(lost)} attempts of the first {FIRST_GROUPS} "
+                f"groups are {lost[0].fate} alike: {lost[0].detail}; mend that, then start again"
+            )
 
     def _stop_if_too_many(self, serial: int) -> None:
         """Raise where this one makes the unbroken row of settled unusable groups too long.

@@ -13,7 +13,7 @@ import anyio
 from anyio.abc import ObjectReceiveStream
 
 from loops_cookbook.attempts import Group
-from loops_cookbook.errors import NoLearningSignal
+from loops_cookbook.errors import NoLearningSignal, NothingWorks
 from loops_cookbook.learning.advantages import AdvantageKind
 from loops_cookbook.learning.batches import Batch, Batcher, JudgedGroup, Placed, judged
 
@@ -46,11 +46,17 @@ class Collector:
         self._news = anyio.Event()
 
     async def collect(self, groups: ObjectReceiveStream[Group]) -> None:
-        """Take groups until there are no more; what is left then is the last, short batch."""
+        """Take groups until there are no more; what is left then is the last, short batch.
+
+        Raises:
+            NothingWorks: at once, for no batch is waited for in vain, nor an evaluation.
+        """
         try:
             async for group in groups:
                 self._take(judged(group, advantage=self._advantage))
             self._place(self._batcher.flush())
+        except NothingWorks:
+            raise
         except NoLearningSignal as error:
             self._stopped_by = error
         self._is_over = True

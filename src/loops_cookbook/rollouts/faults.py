@@ -64,10 +64,15 @@ async def caught(step: Callable[[], Awaitable[T]]) -> T | Exception:
 def told(phase: str, error: Exception) -> str:
     """One line for people: what was raised, and where."""
     text = said(error) + _inside(error)
-    # Our own word on what a user's code did: where we say it helps nobody.
-    where = raised_at(error, by_a_user=isinstance(error, LoopsError))
+    where = place_of(error)
     what = f"{phase}: {type(error).__name__}" + (f": {text}" if text else "")
     return what + (f" ({where})" if where else "")
+
+
+def place_of(error: Exception) -> str | None:
+    """The line that raised it, as `file:line in function`."""
+    # Our own word on what a user's code did: where we say it helps nobody.
+    return raised_at(error, by_a_user=isinstance(error, LoopsError))
 
 
 def _alone(error: Exception) -> Exception:

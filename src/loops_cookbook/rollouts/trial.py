@@ -22,7 +22,7 @@ from loops_cookbook.errors import ClockRanOut, Discard, EngineDied
 from loops_cookbook.problems import said
 from loops_cookbook.records import TRAIN
 from loops_cookbook.rollouts.blocks import Block
-from loops_cookbook.rollouts.faults import caught, told
+from loops_cookbook.rollouts.faults import caught, place_of, told
 from loops_cookbook.rollouts.grading import graded, reward_of
 from loops_cookbook.rollouts.jobs import Job
 from loops_cookbook.rollouts.keeper import Keeper
@@ -302,7 +302,7 @@ class Trial:
             self.verdict = dropped(error)
             return
         logger.debug("%s: a try failed", self._job.label, exc_info=error)
-        self.verdict = Discarded(Fate.FAILED, told(phase, error), type(error).__name__)
+        self.verdict = _lost(Fate.FAILED, phase, error)
         self.fatal = error if isinstance(error, EngineDied) else None
         self.may_retry = self.fatal is None
 
@@ -332,7 +332,11 @@ def ungraded(error: Exception) -> Discarded:
     """The end of what could not be graded, or was dropped by its grader."""
     if isinstance(error, Discard):
         return dropped(error)
-    return Discarded(Fate.UNGRADED, told("grading", error), type(error).__name__)
+    return _lost(Fate.UNGRADED, "grading", error)
+
+
+def _lost(fate: Fate, phase: str, error: Exception) -> Discarded:
+    return Discarded(fate, told(phase, error), type(error).__name__, place_of(error))
 
 
 def _ran_out(phase: str, seconds: float) -> ClockRanOut:
