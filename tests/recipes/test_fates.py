@@ -25,7 +25,15 @@ from tests.recipes.test_rl import row_of
 from trio.testing import MockClock
 
 from loops_cookbook.attempts import Fate
-from loops_cookbook.episodes import Discard, Episode, Grading, GroupGrading, Sampling, Setup
+from loops_cookbook.episodes import (
+    Discard,
+    Episode,
+    Grading,
+    GroupGrading,
+    Model,
+    Sampling,
+    Setup,
+)
 from loops_cookbook.errors import EngineDied, LoopsError, ServiceUnavailable
 from loops_cookbook.recipes.plan import AnyTask, Plan
 from loops_cookbook.recipes.rl import run_rl
@@ -33,8 +41,16 @@ from loops_cookbook.records import GroupRow, RolloutRow
 from loops_cookbook.rundir.layout import RunFolder, new_run_folder
 from loops_cookbook.rundir.read import RecordedRun, open_run
 from loops_cookbook.rundir.write import RunWriter
+from loops_cookbook.runtimes.producers import Judge, Producer
 from loops_cookbook.services.base import SampleParams
-from loops_cookbook.testing import PlainRenderer, RecordingTrainer, ScriptedSampler, ScriptedService
+from loops_cookbook.testing import (
+    Line,
+    PlainRenderer,
+    RecordingTrainer,
+    ScriptedChat,
+    ScriptedSampler,
+    ScriptedService,
+)
 from loops_cookbook.tokens import Ids, SampledTokens, ids_of, logprobs_of
 
 GROUP_SIZE = 3
@@ -79,6 +95,13 @@ class World:
         return script
 
 
+class Mute(Exception):
+    """An exception that cannot be asked what it says."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
 async def misbehave(how: str) -> None:
     """What user code does that says nothing."""
     match how:
@@ -86,6 +109,14 @@ async def misbehave(how: str) -> None:
             raise OSError("boom")
         case "raises several":
             raise ExceptionGroup("both", [OSError("one"), ValueError("two")])
+        case "raises what is mute":
+            raise Mute
+        case "exits":
+            raise SystemExit(0)
+        case "exits in a task":
+            async with anyio.create_task_group() as group:
+                group.start_soon(misbehave, "exits")
+                await anyio.sleep_forever()
         case "hangs":
             await anyio.sleep_forever()
         case "drops":
@@ -108,11 +139,21 @@ async def misbehave(how: str) -> None:
 
 
 QUIET = ("behaves", "hangs", "takes a while", "complains when cut", "lingers")
-FAULTY = ("raises", "raises several", "drops", "ignores cancellation")
+FAULTY = (
+    *("raises", "raises several", "raises what is mute", "exits", "exits in a task"),
+    *("drops", "ignores cancellation"),
+)
 
 
 LATE = ("lingers", "ignores cancellation")
 """What a grader may not do in its 5 seconds, though it gives a number at last."""
+
+
+async def ask(models: Mapping[str, Model], judge: str) -> None:
+    """What it says matters to nobody, and that it fails is swallowed."""
+    if judge != "nobody":
+        with suppress(Exception):
+            await models[judge].conversation().generate([HELLO])
 
 
 def is_finite(value: object) -> bool:
@@ -148,6 +189,9 @@ class Wild(Episode[AnyTask, None]):
                     raise
             else:
                 history = [*history, reply.message, HELLO]
+        await ask(sample.models, self.script["run_judge"])
+        if sample.models.failure is not None:
+            self.told.faults.append(f"a model call failed: {sample.models.failure!r}")
         await self._misbehave("run")
         returned = self.script["returns"]
         if isinstance(returned, list) or (isinstance(returned, dict) and None in returned.values()):
@@ -159,6 +203,7 @@ class Wild(Episode[AnyTask, None]):
         if self.script["asks"]:
             with suppress(Exception):
                 await grading.models["main"].conversation().generate([HELLO])
+        await ask(grading.models, self.script["grade_judge"])
         reward = self.script["reward"]
         if self.script["grade"] not in LATE and not grading.models.failure and is_finite(reward):
             self.told.graded.append(reward)
@@ -276,6 +321,23 @@ class Moody(ScriptedSampler):
         )
 
 
+JUDGES = {
+    "sound": "yes",
+    "slow": Line("yes", seconds=3),
+    "silent": Line("yes", seconds=1e9),
+    "away": ServiceUnavailable("no answer in 600 s"),
+    "rude": KeyError("choices"),
+}
+"""What each of the models beside the policy answers, always."""
+
+
+def judges() -> dict[str, Producer]:
+    def judge(name: str) -> Producer:
+        return Judge(name, ScriptedChat(lambda prompt, call: JUDGES[name]))
+
+    return {name: judge(name) for name in JUDGES}
+
+
 def script_of(rng: random.Random, wildness: float) -> dict[str, Any]:
     """A try in which each thing goes wrong with this probability."""
 
@@ -292,9 +354,11 @@ def script_of(rng: random.Random, wildness: float) -> dict[str, Any]:
         "swallows": rng.random() < 0.5,
         "run": behaviour(),
         "returns": drawn([None, {"x": 1.0}], [{"x": math.nan}, ["x"], {"x": None}]),
+        "run_judge": drawn(["nobody", "sound"], sorted(JUDGES)),
         "grade": behaviour(),
+        "grade_judge": drawn(["nobody", "sound"], sorted(JUDGES)),
         "asks": drawn([False], [True]),
-        "reward": drawn([0, 1, 0.5, True, np.float32(2)], [None, "1", math.nan, math.inf]),
+        "reward": drawn([0, 1, 0.5, True, np.float32(2)], [None, "1", math.nan, np.float16("inf")]),
         "grade_group": behaviour(),
         "forgets": drawn([0], [1]),
         "close": behaviour(),
@@ -366,7 +430,7 @@ def wild(runnable: Callable[..., Plan], tmp_path: Path) -> Callable[..., Ran]:
         service = ScriptedService(sampler, RecordingTrainer(sampler, failures=failures, seconds=1))
         with tempfile.TemporaryDirectory(dir=tmp_path) as root:
             folder = new_run_folder(Path(root), Path(root))
-            plan = replace(planned, code=code, vocabulary=vocabulary)
+            plan = replace(planned, code=code, vocabulary=vocabulary, others=judges())
             ran = carried_out(plan, world, service, folder, stop_after)
             every_row_agrees(ran)
         return ran

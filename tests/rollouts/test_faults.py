@@ -74,6 +74,26 @@ async def test_a_person_who_interrupts_is_heeded(error: BaseException) -> None:
         await caught(raising(error))
 
 
+@pytest.mark.parametrize("anyio_backend", ["trio"])
+async def test_what_comes_up_while_a_step_is_cancelled_goes_no_further() -> None:
+    """What one branch of an agent raised while another was cut ended the run."""
+
+    async def branch() -> None:
+        try:
+            await anyio.sleep_forever()
+        finally:
+            raise ValueError("rude")
+
+    async def step() -> None:
+        async with anyio.create_task_group() as group:
+            group.start_soon(branch)
+            group.start_soon(anyio.sleep_forever)
+
+    with anyio.move_on_after(0.01) as scope:
+        await caught(step)
+    assert scope.cancelled_caught
+
+
 @pytest.mark.parametrize(
     ("error", "what"),
     [

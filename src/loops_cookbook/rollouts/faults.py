@@ -51,8 +51,11 @@ async def caught(step: Callable[[], Awaitable[T]]) -> T | Exception:
         )
         return fault.with_traceback(cancelled.__traceback__)
     except BaseException as error:  # what is meant to end a process; reported as the try's fault
-        if _passes(error):
+        passing = _passing(error)
+        if passing is error:
             raise
+        if passing is not None:
+            raise passing from None
         text = said(error)
         fault = StrayExit(
             f"{type(error).__name__}({text}) was raised, which is meant to end a process: "
@@ -83,12 +86,15 @@ def _alone(error: Exception) -> Exception:
     return _alone(inner[0]) if len(inner) == 1 else cast(Exception, error)
 
 
-def _passes(error: BaseException) -> bool:
-    """Whether it, or a part of it, is not user code's to raise."""
+def _passing(error: BaseException) -> BaseException | None:
+    """It, or the part of a group, that is not user code's to raise.
+
+    The rest of such a group came up while the try was cut, and is part of the cut.
+    """
+    kinds = (KeyboardInterrupt, GeneratorExit, anyio.get_cancelled_exc_class())
     if isinstance(error, BaseExceptionGroup):
-        return any(map(_passes, cast(BaseExceptionGroup[BaseException], error).exceptions))
-    passing = (KeyboardInterrupt, GeneratorExit, anyio.get_cancelled_exc_class())
-    return isinstance(error, passing)
+        return cast(BaseExceptionGroup[BaseException], error).subgroup(kinds)
+    return error if isinstance(error, kinds) else None
 
 
 def _inside(error: Exception) -> str:
