@@ -7,6 +7,7 @@ import json
 import math
 import operator
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -74,8 +75,10 @@ async def test_an_exception_comes_back_with_its_traceback(workers: Workers) -> N
     with pytest.raises(json.JSONDecodeError) as raised:
         await workers.run(json.loads, "{")
     [note] = raised.value.__notes__
-    assert "In the worker process of compute(loads)" in note
-    assert "raw_decode" in note
+    first, _, traceback = note.partition("\n")
+    assert first.startswith("in the worker process of compute(loads), at ")
+    assert re.search(r"decoder.py:\d+ in raw_decode$", first)
+    assert traceback.startswith("Traceback")
 
 
 async def test_an_exit_ends_the_call_and_not_the_worker(workers: Workers) -> None:

@@ -379,6 +379,26 @@ async def run_it(w: World, index: int, ended: list[Finished]) -> None:
     await run_attempt(w.context, start(), index, on_end=ended.append)
 
 
+async def test_a_try_that_takes_all_of_its_clocks_is_not_left_behind() -> None:
+    class Slow(Play):
+        async def setup(self) -> None:
+            await anyio.sleep(19)
+
+        async def run(self, slot: Slot) -> None:
+            self.say()
+            await anyio.sleep(99)
+
+        async def grade(self, *, timed_out: bool) -> object:
+            await anyio.sleep(49)
+            return 1.0 if self.log.count("grade") == 3 else None
+
+        async def close(self) -> None:
+            await anyio.sleep(29)
+
+    attempt = await attempt_of(PlayRuntime(Slow, grading_retries=2))
+    assert (attempt.reward, attempt.tries) == (1.0, 1)
+
+
 async def test_a_grader_that_ignores_cancellation_is_left_behind_and_its_word_ignored() -> None:
     until = anyio.Event()
 
@@ -490,6 +510,18 @@ async def test_a_reward_that_is_known_when_the_run_stops_is_kept() -> None:
         with anyio.move_on_after(1):
             await run_it(w, 0, ended)
     assert [each.attempt.reward for each in ended] == [1.0]
+
+
+async def test_a_try_that_failed_and_might_be_made_again_is_cancelled_with_the_run() -> None:
+    class FailsAndLingers(Raises):
+        async def close(self) -> None:
+            await anyio.sleep(5)
+
+    ended: list[Finished] = []
+    async with world(PlayRuntime(FailsAndLingers)) as w:
+        with anyio.move_on_after(1):
+            await run_it(w, 0, ended)
+    assert [fate_of(each.attempt) for each in ended] == [Fate.CANCELLED]
 
 
 @pytest.mark.parametrize("where", ["swallowed", "run", "grade"])

@@ -131,6 +131,15 @@ async def test_what_went_wrong_in_a_group_is_told() -> None:
     )
 
 
+async def test_a_note_on_a_fault_is_told_by_its_first_line() -> None:
+    """What `compute` raised was told by the line that had called it, and by no other."""
+    error = KeyError("a")
+    error.add_note("in the worker process of compute(f), at heavy.py:3 in f\nTraceback: ...")
+    assert told("run", error) == (
+        "run: KeyError: 'a'; in the worker process of compute(f), at heavy.py:3 in f"
+    )
+
+
 async def test_a_fault_that_python_retells_is_told_by_the_line_that_raised_it() -> None:
     """`next(it)` in a coroutine was told by a line of this package, which awaits it."""
 

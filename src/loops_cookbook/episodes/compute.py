@@ -8,6 +8,7 @@ block.
 
 import os
 import pickle
+import re
 import signal
 import sys
 from collections.abc import Callable
@@ -27,6 +28,7 @@ from loops_cookbook.problems import one_line, said
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
+_FRAME = re.compile(r'^  File "(.+)", line (\d+), in (.+)$', re.MULTILINE)
 _SCRIPT = Path(__file__).with_name("worker.py")
 _REAP_SECONDS = 5.0
 """How long to wait for a killed process; only one stuck in the kernel takes so long."""
@@ -157,12 +159,12 @@ def _result(name: str, reply: bytes) -> object:
             return value
         case "raised":
             error = cast(Exception, value)
-            error.add_note(f"In the worker process of compute({name}):\n{text}")
+            error.add_note(_whereabouts(name, text))
             raise error
         case "failed":
             last = text.strip().splitlines()[-1]
-            fault = AttemptFault(f"compute({name}) raised {last}: see the traceback below")
-            fault.add_note(f"In the worker process of compute({name}):\n{text}")
+            fault = AttemptFault(f"compute({name}) raised {last}")
+            fault.add_note(_whereabouts(name, text))
             raise fault
         case "unknown":
             raise EpisodeError(
@@ -174,6 +176,13 @@ def _result(name: str, reply: bytes) -> object:
                 f"what compute({name}) returned cannot be passed back ({one_line(text)}): return "
                 "numbers, strings, lists, dicts or arrays"
             )
+
+
+def _whereabouts(name: str, text: str) -> str:
+    """A note: the line of the worker process that raised, then the whole of its traceback."""
+    frames = _FRAME.findall(text)
+    at = "{}:{} in {}".format(*frames[-1]) if frames else "an unknown line"
+    return f"in the worker process of compute({name}), at {at}\n{text}"
 
 
 def _name(function: Callable[..., object]) -> str:

@@ -15,7 +15,7 @@ from typing import TypeVar, cast
 import anyio
 
 from loops_cookbook.errors import LoopsError
-from loops_cookbook.problems import said
+from loops_cookbook.problems import MOST_SAID, one_line, said
 from loops_cookbook.rollouts.frames import raised_at
 
 T = TypeVar("T")
@@ -66,7 +66,7 @@ async def caught(step: Callable[[], Awaitable[T]]) -> T | Exception:
 
 def told(phase: str, error: Exception) -> str:
     """One line for people: what was raised, and where."""
-    text = said(error) + _inside(error)
+    text = (said(error) + _inside(error) + _noted(error)).removeprefix("; ")
     where = place_of(error)
     what = f"{phase}: {type(error).__name__}" + (f": {text}" if text else "")
     return what + (f" ({where})" if where else "")
@@ -84,6 +84,14 @@ def _alone(error: Exception) -> Exception:
         return error
     inner = cast(ExceptionGroup[Exception], error).exceptions
     return _alone(inner[0]) if len(inner) == 1 else cast(Exception, error)
+
+
+def _noted(error: Exception) -> str:
+    """The first line of each note, such as on where another process raised it."""
+    notes = cast(object, getattr(error, "__notes__", None))
+    texts = cast(list[object], notes) if isinstance(notes, list) else []
+    lines = [text.strip().partition("\n")[0] for text in texts if isinstance(text, str)]
+    return "".join(f"; {one_line(line)[:MOST_SAID]}" for line in lines[:_MOST_TOLD] if line)
 
 
 def _passing(error: BaseException) -> BaseException | None:
