@@ -21,7 +21,7 @@ from tests.rollouts.doubles import (
 from loops_cookbook.attempts import Attempt, Fate
 from loops_cookbook.errors import Discard, EngineDied, ServiceUnavailable
 from loops_cookbook.rollouts.attempt import Finished
-from loops_cookbook.rollouts.jobs import Job
+from loops_cookbook.rollouts.jobs import HardDeadline, Job
 from loops_cookbook.rollouts.limits import Limits
 from loops_cookbook.runtimes.base import Place, Recorded, Slot
 from loops_cookbook.tasks import Task
@@ -377,6 +377,29 @@ async def test_waiting_for_a_slot_costs_a_try_no_time() -> None:
 
 async def run_it(w: World, index: int, ended: list[Finished]) -> None:
     await run_attempt(w.context, start(), index, on_end=ended.append)
+
+
+async def test_the_waits_of_all_tries_are_told() -> None:
+    class FailsOnce(Raises):
+        faulty = 1
+
+    async def occupy(w: World, seconds: float) -> None:
+        holder = object()
+        await w.limits.starting.take(holder, HardDeadline(99), anyio.current_time())
+        await anyio.sleep(seconds)
+        w.limits.starting.give_back(holder)
+
+    ended: list[Finished] = []
+    async with (
+        world(PlayRuntime(FailsOnce), limits=Limits(1, 1)) as w,
+        anyio.create_task_group() as group,
+    ):
+        group.start_soon(occupy, w, 5)
+        await anyio.wait_all_tasks_blocked()
+        group.start_soon(run_it, w, 0, ended)
+        await anyio.wait_all_tasks_blocked()
+        group.start_soon(occupy, w, 7)
+    assert [(each.attempt.tries, each.attempt.timing.waiting) for each in ended] == [(2, 12)]
 
 
 async def test_a_try_that_takes_all_of_its_clocks_is_not_left_behind() -> None:
