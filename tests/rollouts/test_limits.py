@@ -1,5 +1,6 @@
 import contextlib
 import math
+import time
 from collections.abc import Callable
 from itertools import pairwise
 
@@ -124,6 +125,16 @@ async def test_a_block_that_nothing_could_cut_in_time_was_late_all_the_same(
         clock = trio.lowlevel.current_clock()
         assert isinstance(clock, MockClock)
         clock.jump(6)  # as code does that computes and never awaits
+    assert slot.timed_out
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_clock_that_passed_while_the_loop_was_held_was_late_on_asyncio_too(
+    slot_of: SlotOf,
+) -> None:
+    slot = slot_of(Limit("sampling", 1), 0.001)
+    async with slot:
+        time.sleep(0.01)  # noqa: ASYNC251 - so that nothing can cut it
     assert slot.timed_out
 
 

@@ -11,9 +11,8 @@ from contextlib import ExitStack
 from functools import partial
 from typing import NoReturn
 
-import anyio
-
 from loops_cookbook.cli.collector import collecting_seldom
+from loops_cookbook.cli.departure import run_to_its_end
 from loops_cookbook.cli.exits import INTERRUPTED, say
 from loops_cookbook.cli.logs import logs_noted
 from loops_cookbook.cli.signals import answering_quit, until_signalled
@@ -86,8 +85,9 @@ def launched(
             for warning in warnings:
                 recorder.note("warning", warning)
             around = Surroundings(rendering_limiter(plan), narrator, end_process)
+            signalled = partial(until_signalled, partial(work, recorder, around))
             try:
-                anyio.run(until_signalled, partial(work, recorder, around))
+                run_to_its_end(signalled, end_process)
             except SystemExit as error:
                 why = _exited(error)
                 recorder.note("error", why)

@@ -1,6 +1,7 @@
 """The entry of the command `loops`: light, so that Ctrl-C ends it in one line from the start.
 
-The commands take a second to import; interrupted there, Python would show a traceback.
+The commands take a second to import; interrupted there, Python would show a traceback. What a
+project's code left running does not hold the command for ever once it is done.
 """
 
 import sys
@@ -15,3 +16,11 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.stderr.write("loops: interrupted\n")
         sys.exit(130)
+    except SystemExit as ended:
+        import threading
+
+        if threading.active_count() > 1:
+            from loops_cookbook.cli.departure import leave_threads
+
+            leave_threads(ended.code if isinstance(ended.code, int) else int(bool(ended.code)))
+        raise
