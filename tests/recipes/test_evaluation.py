@@ -7,6 +7,7 @@ from tests.recipes.notebook import Notebook
 from tests.recipes.test_rl import HalfRight, row_of
 from trio.testing import MockClock
 
+from loops_cookbook.errors import NoLearningSignal
 from loops_cookbook.recipes.check import warnings_of
 from loops_cookbook.recipes.rl import run_rl
 from loops_cookbook.testing import ScriptedService
@@ -61,9 +62,10 @@ def test_scores_of_a_group_grader_are_warned_about(runnable) -> None:
 
 @pytest.mark.usefixtures("graders")
 async def test_why_attempts_were_lost_is_said_once_for_each_way(runnable) -> None:
-    plan = runnable("episode.class='spelling:Lost'", SET, "training.epochs=1")
+    to_its_end = "training.max_consecutive_unusable_groups=0"
+    plan = runnable("episode.class='spelling:Lost'", SET, "training.epochs=1", to_its_end)
     notebook = Notebook()
-    with pytest.raises(Exception, match="no group"):
+    with pytest.raises(NoLearningSignal, match="no group"):
         await run_rl(plan, ScriptedService(HalfRight()), notebook, row_of(plan))
     (told,) = [note for note in notebook.notes if " of words is " in note]
     assert "discarded/ungraded" in told
