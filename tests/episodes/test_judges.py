@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import anyio
 import pytest
 from pydantic import BaseModel
 from trio.testing import MockClock
@@ -10,7 +11,7 @@ from loops_cookbook.attempts import Fate
 from loops_cookbook.episodes import Discard, Episode, Grading, GroupGrading, Reply, Sampling
 from loops_cookbook.episodes.conversation import Models
 from loops_cookbook.episodes.record import TryRecord
-from loops_cookbook.errors import ServiceRefused, ServiceUnavailable
+from loops_cookbook.errors import EpisodeError, ServiceRefused, ServiceUnavailable
 from loops_cookbook.messages import MalformedToolCall, ToolCall
 from loops_cookbook.runtimes import Judge, Place, Policy, Producers
 from loops_cookbook.services import ChatAnswer, SampleParams
@@ -181,6 +182,24 @@ async def test_a_judge_that_is_silent_is_cut_by_the_grading_clock() -> None:
     tried = await judged(terms=terms)
     assert tried.fate == Fate.UNGRADED
     assert "outlasted its clock of 5 s" in tried.detail
+
+
+async def test_a_judges_word_that_comes_after_the_phase_is_not_recorded() -> None:
+    policy = Policy("main", ScriptedSampler([]), PlainRenderer())
+    judge = Judge("judge", ScriptedChat([Line("late", seconds=5)]))
+    place = Place(0, 0, 0, SampleParams(max_tokens=64), 0, lambda index: index)
+    record = TryRecord(place, max_seq_len=64)
+    models = Models(Producers(policy, {"judge": judge}), record, trains=True)
+
+    async def left_behind() -> None:
+        with pytest.raises(EpisodeError, match="not recorded"):
+            await models["judge"].conversation().generate([{"role": "user", "content": "?"}])
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(left_behind)
+        await anyio.sleep(1)
+        models.close()
+    assert record.calls == []
 
 
 # --- Groups

@@ -21,7 +21,7 @@ from tests.rollouts.doubles import (
 from loops_cookbook.attempts import Attempt, Fate
 from loops_cookbook.errors import Discard, EngineDied, ServiceUnavailable
 from loops_cookbook.rollouts.attempt import Finished
-from loops_cookbook.rollouts.jobs import HardDeadline, Job
+from loops_cookbook.rollouts.jobs import Job, Timer
 from loops_cookbook.rollouts.limits import Limits
 from loops_cookbook.runtimes.base import Place, Recorded, Slot
 from loops_cookbook.tasks import Task
@@ -385,7 +385,7 @@ async def test_the_waits_of_all_tries_are_told() -> None:
 
     async def occupy(w: World, seconds: float) -> None:
         holder = object()
-        await w.limits.starting.take(holder, HardDeadline(99), anyio.current_time())
+        await w.limits.starting.take(holder, Timer(99), anyio.current_time())
         await anyio.sleep(seconds)
         w.limits.starting.give_back(holder)
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 from loops_cookbook.errors import LoopsError, NoLearningSignal
+from loops_cookbook.problems import said
 from loops_cookbook.records import Recorder, RunStatus
 
 EndProcess: TypeAlias = Callable[[RunStatus, Sequence[str]], None]
@@ -17,7 +18,7 @@ def ending(error: BaseException) -> tuple[RunStatus, str]:
     if isinstance(error, LoopsError):
         return "failed", str(error)
     if isinstance(error, Exception):
-        return "failed", f"a bug of loops-cookbook: {type(error).__name__}: {error}"
+        return "failed", f"a bug of loops-cookbook: {type(error).__name__}: {said(error)}"
     return "interrupted", "stopped by a signal"
 
 
