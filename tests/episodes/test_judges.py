@@ -8,7 +8,15 @@ from pydantic import BaseModel
 from trio.testing import MockClock
 
 from loops_cookbook.attempts import Fate
-from loops_cookbook.episodes import Discard, Episode, Grading, GroupGrading, Reply, Sampling
+from loops_cookbook.episodes import (
+    Discard,
+    Episode,
+    Grading,
+    GroupGrading,
+    Model,
+    Reply,
+    Sampling,
+)
 from loops_cookbook.episodes.conversation import Models
 from loops_cookbook.episodes.record import TryRecord
 from loops_cookbook.errors import EpisodeError, ServiceRefused, ServiceUnavailable
@@ -200,6 +208,30 @@ async def test_a_judges_word_that_comes_after_the_phase_is_not_recorded() -> Non
         await anyio.sleep(1)
         models.close()
     assert record.calls == []
+
+
+class OwnJudge(Judged):
+    """The policy itself is its judge, alone and in its group."""
+
+    async def grade(self, grading: Grading) -> float:
+        return await verdict(grading.models["main"])
+
+    @classmethod
+    async def grade_group(cls, group: GroupGrading) -> Sequence[float]:
+        return [await verdict(group.models["main"]) for _ in group.attempts]
+
+
+async def verdict(model: Model) -> float:
+    reply = await model.conversation().generate([{"role": "user", "content": "rate it"}])
+    return float(reply.content or "nan")
+
+
+async def test_what_the_policy_says_as_a_judge_is_not_trained() -> None:
+    tried = await attempt(OwnJudge, {}, replies=["drip", "3", "7"])
+    assert (tried.reward, tried.replies_used) == (7.0, 3)
+    assert [call.reply["content"] for call in tried.transcript] == ["drip", "3", "7"]
+    assert tried.attempt.trajectory.sampled_tokens == len(b"drip") + 1
+    assert [row.sampled_tokens for row in tried.attempt.sequences] == [len(b"drip") + 1]
 
 
 # --- Groups

@@ -27,12 +27,11 @@ def raised_at(error: BaseException, *, by_a_user: bool = False) -> str | None:
         by_a_user: None where no line of a user's code has part in it.
     """
     stack = list(reversed(list(_of_traceback(error.__traceback__))))
-    users = [frame for frame in stack if _is_users(frame[0].co_filename)]
-    there = None
-    if error.__cause__ is not None and not users:
+    users = _users_of(stack)
+    if not users and error.__cause__ is not None:
         # As where Python itself retells a StopIteration that comes out of a coroutine.
-        there = raised_at(error.__cause__, by_a_user=True)
-    return there or _users(users if by_a_user else stack)
+        users = _users_of(reversed(list(_of_traceback(error.__cause__.__traceback__))))
+    return _users(users if users or by_a_user else stack)
 
 
 def waits_at(coroutine: object) -> str | None:
@@ -55,6 +54,10 @@ def _users(frames: Iterable[tuple[CodeType, int]]) -> str | None:
     stack = list(frames)
     users = (frame for frame in stack if _is_users(frame[0].co_filename))
     return _told(next(users, stack[0] if stack else None))
+
+
+def _users_of(frames: Iterable[tuple[CodeType, int]]) -> list[tuple[CodeType, int]]:
+    return [frame for frame in frames if _is_users(frame[0].co_filename)]
 
 
 def _told(found: tuple[CodeType, int] | None) -> str | None:
