@@ -8,6 +8,7 @@
     │   ├── ModelError                   the model is not there, or cannot be used as asked
     │   ├── MissingExtra                 an optional dependency is not installed
     │   ├── RunFolderError               a run folder that cannot be made or read
+    │   │   └── RunIsAlive                   another process writes it, or what it is a copy of
     │   └── SandboxUnavailable           the sandboxes of a config are not to be had here
     ├── RunStopped                    1  is the run over, and why?
     │   ├── NoLearningSignal             too many groups in a row taught nothing
@@ -84,6 +85,10 @@ class MissingExtra(UsageError):
 
 class RunFolderError(UsageError):
     """A run folder cannot be made, locked or read."""
+
+
+class RunIsAlive(RunFolderError):
+    """A run folder is being written by another process, or is a copy of one that is."""
 
 
 class SandboxUnavailable(UsageError):

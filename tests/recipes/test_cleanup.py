@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,11 +14,14 @@ from pathlib import Path
 
 import anyio
 import pytest
+from tests.sandboxes.doubles import MemoryBackend
 
-from loops_cookbook.errors import RunFolderError, UsageError
+from loops_cookbook.errors import RunFolderError, RunIsAlive, UsageError
+from loops_cookbook.recipes import cleanup
 from loops_cookbook.recipes.cleanup import clean, clean_up_before, run_folders
 from loops_cookbook.records import RunRow
 from loops_cookbook.rundir.layout import RunFolder, locked, new_run_folder
+from loops_cookbook.rundir.write import RunWriter
 from loops_cookbook.sandboxes import blaxel_sdk
 from loops_cookbook.sandboxes import ledger as ledgers
 from loops_cookbook.sandboxes.base import Entry
@@ -35,7 +39,7 @@ from loops_cookbook.sandboxes.ledger import Ledger
 
 async def main(folder):
     table = SandboxTable(backend="local", isolation="none", network=True)
-    with locked(folder), Ledger(folder.sandboxes) as ledger:
+    with locked(folder, claims=True), Ledger(folder.sandboxes) as ledger:
         async with sandboxes_of(table, folder.root.name, ledger=ledger) as opening:
             for _ in range(2):
                 made = await opening.open("task a", {})
@@ -121,6 +125,60 @@ def test_a_run_that_lives_is_left_alone(folder: RunFolder, owner: subprocess.Pop
     assert owner.returncode == 0
     assert sleepers() == 0
     assert anyio.run(clean, folder.root).lines == []
+
+
+@pytest.mark.parametrize("name", ["a copy", None])
+def test_a_copy_of_a_run_that_lives_is_left_alone_until_that_run_is_over(
+    folder: RunFolder, owner: subprocess.Popen[bytes], tmp_path: Path, name: str | None
+) -> None:
+    """The copy's lock was free, so cleaning it, or going on with it, ended what the run was using:
+    by the rows of its ledger, and of a copy of the same name by the label too."""
+    copy = tmp_path / "copies" / (name or folder.root.name)
+    shutil.copytree(folder.root, copy)
+    for _ in range(2):  # the first look must not make the copy a run of its own
+        cleaned = anyio.run(clean, copy)
+        assert cleaned.released == []
+        assert f"is a copy of {folder.root}, which is being written by process {owner.pid}" in (
+            cleaned.alive
+        )
+    with pytest.raises(RunIsAlive), RunWriter(RunFolder(copy)):
+        pass
+    assert sleepers() == 2
+
+    owner.send_signal(signal.SIGKILL)
+    owner.wait()
+    assert anyio.run(clean, copy).released == [place.name for place in places(folder)]
+
+
+def test_at_a_service_a_copy_from_another_machine_ends_nothing_unless_it_is_named(
+    folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runs that are brought from a GPU machine to be read took its sandboxes along."""
+    service = Remote("far")
+    monkeypatch.setattr(cleanup, "KINDS", {"far": lambda: service})
+    entry = Entry("loops-x-1", folder.root.name, "far")
+    unrecorded = Entry("loops-x-2", folder.root.name, "far")
+    service.there |= {entry.name: entry, unrecorded.name: unrecorded}
+    with monkeypatch.context() as there:
+        there.setattr("socket.gethostname", lambda: "gpu")
+        with locked(folder, claims=True), Ledger(folder.sandboxes) as ledger:
+            ledger.opens(entry)
+    copy = tmp_path / "copy" / folder.root.name
+    shutil.copytree(folder.root, copy)
+    for dry_run in (True, False):
+        cleaned = anyio.run(lambda dry_run=dry_run: clean(copy, dry_run=dry_run))
+        assert "copied from gpu, and may go on there" in cleaned.left[0]
+        assert cleaned.released == cleaned.held == []
+    assert anyio.run(lambda: clean(copy, is_named=True)).released == ["loops-x-1", "loops-x-2"]
+    # The folder itself, as on a disk that both machines see, has the lock that they share.
+    assert anyio.run(clean, folder.root).gone == ["loops-x-1"]
+
+
+class Remote(MemoryBackend):
+    """A backend that is reached from anywhere."""
+
+    def is_remote(self, entry: Entry) -> bool:
+        return True
 
 
 def test_what_bears_the_label_and_is_in_no_row_is_released(folder: RunFolder) -> None:

@@ -1,5 +1,6 @@
 """A run folder is new, named by its time, and written by one process."""
 
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from loops_cookbook.errors import RunFolderError
+from loops_cookbook.errors import RunFolderError, RunIsAlive
 from loops_cookbook.rundir.layout import RunFolder, locked, new_run_folder, transcript_stem
 
 
@@ -99,3 +100,50 @@ def test_a_folder_that_is_not_there_cannot_be_locked(tmp_path: Path) -> None:
         locked(RunFolder(tmp_path / "gone")),
     ):
         pass
+
+
+def copied(folder: RunFolder, to: Path) -> RunFolder:
+    return RunFolder(Path(shutil.copytree(folder.root, to)))
+
+
+def test_a_copy_of_a_folder_that_is_held_cannot_be_held(tmp_path: Path) -> None:
+    folder = new_run_folder("runs", tmp_path)
+    with locked(folder, claims=True):
+        copy = copied(folder, tmp_path / "copy")
+        with pytest.raises(RunIsAlive, match=f"is a copy of {folder.root}"), locked(copy):
+            pass
+    with locked(copy) as origin:
+        assert origin is not None
+        assert origin.folder == str(folder.root)
+
+
+def test_who_writes_a_copy_makes_it_a_run_of_its_own(tmp_path: Path) -> None:
+    folder = new_run_folder("runs", tmp_path)
+    with locked(folder, claims=True):
+        pass
+    copy = copied(folder, tmp_path / "copy")
+    for claims, is_copy in ((False, True), (True, True), (False, False)):
+        with locked(copy, claims=claims) as origin:
+            assert (origin is not None) == is_copy
+    with locked(folder, claims=True), locked(copy):
+        pass
+
+
+def test_a_folder_that_was_moved_or_put_back_is_no_copy_of_another(tmp_path: Path) -> None:
+    folder = new_run_folder("runs", tmp_path)
+    with locked(folder, claims=True):
+        pass
+    moved = RunFolder(folder.root.rename(tmp_path / "moved"))
+    with locked(moved) as origin:
+        assert origin is None
+    shutil.copytree(moved.root, folder.root)
+    with locked(folder, claims=True):  # its claim names this very folder, by another file
+        pass
+
+
+@pytest.mark.parametrize("left", ["", "17", "17\n", '17\n{"host": "a", "fol'])
+def test_a_lock_without_a_whole_claim_is_of_no_copy(tmp_path: Path, left: str) -> None:
+    folder = new_run_folder("runs", tmp_path)
+    folder.lock.write_text(left)
+    with locked(folder) as origin:
+        assert origin is None

@@ -35,11 +35,12 @@ def cleanup(
 ) -> None:
     """Release the sandboxes that runs which are over left behind."""
     folders = run_folders(targets or [], Path.cwd())
+    named = {Path.cwd() / target for target in targets or []}
     for directory in dict.fromkeys([*config_directories(targets or []), Path.cwd()]):
         read_environment(directory, env_file=env_file).apply()  # a service's key may be in it
 
     async def clean_all() -> list[Cleaned]:
-        return [await clean(folder, dry_run=dry_run) for folder in folders]
+        return [await clean(each, dry_run=dry_run, is_named=each in named) for each in folders]
 
     cleaned = anyio.run(clean_all)
     lines = [line for each in cleaned for line in each.lines]

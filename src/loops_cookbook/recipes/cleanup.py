@@ -1,8 +1,10 @@
 """Releases what a run that is over did not: what its ledger holds, and what bears its label.
 
-A run whose folder is locked is alive, and is left alone. Done again, it finds nothing to do. Labels
-are looked for where the run had sandboxes, by its ledger, and on this machine. What hosted Loops
-has of a run ends by itself; how is told.
+A run whose folder is locked is alive, and is left alone; so is a copy of its folder. Whether a run
+on another machine is alive cannot be seen from a copy: there, what lies at a service is released
+only where a person names the folder. Done again, it finds nothing to do. Labels are looked for
+where the run had sandboxes, by its ledger, and on this machine. What hosted Loops has of a run ends
+by itself; how is told.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,6 +17,7 @@ from loops_cookbook.config.load import load_config
 from loops_cookbook.errors import (
     MissingExtra,
     RunFolderError,
+    RunIsAlive,
     SandboxError,
     SandboxUnavailable,
     UsageError,
@@ -100,20 +103,26 @@ def config_directories(targets: Sequence[str]) -> list[Path]:
     return [load_config(target, []).directory for target in targets if not Path(target).is_dir()]
 
 
-async def clean(root: Path, *, dry_run: bool = False) -> Cleaned:
+async def clean(root: Path, *, dry_run: bool = False, is_named: bool = False) -> Cleaned:
     """Release what one run left, and close it in the ledger.
+
+    Args:
+        root: its folder.
+        dry_run: whether to say what would be released, and release nothing.
+        is_named: whether a person named this very folder, and so knows that its run is over.
 
     Raises:
         RunFolderError: the ledger is damaged.
     """
     folder, cleaned = RunFolder(root), Cleaned(root)
     try:
-        with locked(folder):
-            await _clean(folder, cleaned, dry_run=dry_run)
+        with locked(folder) as origin:
+            is_unknown = origin is not None and not origin.is_of_this_machine and not is_named
+            if folder.sandboxes.exists():
+                cleaning = _Cleaning(folder, cleaned, may_live_elsewhere=is_unknown)
+                await cleaning.carry_out(dry_run=dry_run)
             cleaned.hosted = _hosted(folder)
-    except RunFolderError as error:
-        if not _is_held(folder):
-            raise
+    except RunIsAlive as error:
         cleaned.alive = str(error)
     return cleaned
 
@@ -125,28 +134,37 @@ async def clean_up_before(folder: RunFolder) -> Cleaned:
         RunFolderError: the ledger is damaged.
     """
     cleaned = Cleaned(folder.root)
-    await _clean(folder, cleaned, dry_run=False)
+    if folder.sandboxes.exists():
+        await _Cleaning(folder, cleaned).carry_out(dry_run=False)
     return cleaned
 
 
-async def _clean(folder: RunFolder, cleaned: Cleaned, *, dry_run: bool) -> None:
-    if folder.sandboxes.exists():
-        await _Cleaning(folder, cleaned).carry_out(dry_run=dry_run)
-
-
 class _Cleaning:
-    """One run's cleaning, while its folder is locked."""
+    """One run's cleaning, while its folder is locked.
 
-    def __init__(self, folder: RunFolder, cleaned: Cleaned) -> None:
+    Args:
+        folder: the run's.
+        cleaned: where it is told what became of each sandbox.
+        may_live_elsewhere: whether its run may go on, on the machine that it was copied from.
+    """
+
+    def __init__(
+        self, folder: RunFolder, cleaned: Cleaned, *, may_live_elsewhere: bool = False
+    ) -> None:
         self._folder = folder
         self._cleaned = cleaned
+        self._may_live_elsewhere = may_live_elsewhere
         self._backends = {kind: make() for kind, make in KINDS.items()}
 
     async def carry_out(self, *, dry_run: bool) -> None:
         recorded = open_entries(self._folder.sandboxes)
         labelled = await self._labelled({opened.entry.name for opened in recorded})
         if dry_run:
-            self._cleaned.held += [opened.entry.name for opened in recorded]
+            for opened in recorded:
+                if elsewhere := self._elsewhere(opened):
+                    self._cleaned.left.append(f"{opened.entry.name}: {elsewhere}")
+                else:
+                    self._cleaned.held.append(opened.entry.name)
             self._cleaned.held += [entry.name for entry in labelled]
             return
         with Ledger(self._folder.sandboxes) as ledger:
@@ -158,7 +176,7 @@ class _Cleaning:
 
     async def _labelled(self, known: set[str]) -> list[Entry]:
         """What bears the run's label and is in no open row."""
-        kinds = HERE | kinds_in(self._folder.sandboxes)
+        kinds = HERE if self._may_live_elsewhere else HERE | kinds_in(self._folder.sandboxes)
         entries: list[Entry] = []
         for kind in sorted(kinds & self._backends.keys()):
             try:
@@ -192,12 +210,19 @@ class _Cleaning:
         return True
 
     def _elsewhere(self, opened: OpenEntry) -> str:
-        """Why a sandbox of another machine cannot be released from this one."""
-        here = Owner.this_process()
+        """Why a sandbox of another machine is not released from this one."""
+        here, there = Owner.this_process().host, opened.owner.host
         backend = self._backends.get(opened.entry.backend)
-        if opened.owner.host == here.host or (backend and backend.is_remote(opened.entry)):
+        if there == here:
             return ""
-        return f"it is on {opened.owner.host}, and this is {here.host}: run `loops cleanup` there"
+        if backend is None or not backend.is_remote(opened.entry):
+            return f"it is on {there}, and this is {here}: run `loops cleanup` there"
+        if self._may_live_elsewhere:
+            return (
+                f"its run was copied from {there}, and may go on there: run `loops cleanup` there, "
+                f"or, where that run is over, `loops cleanup {shown(self._folder.root)}`"
+            )
+        return ""
 
 
 async def _found(backend: Backend, run: str) -> list[Entry]:
@@ -242,12 +267,3 @@ def _runs_below(folder: Path, depth: str) -> list[Path]:
     marks = ("sandboxes.jsonl", "run.json")
     files = [path for mark in marks for path in folder.glob(f"{depth}/{mark}") if path.is_file()]
     return sorted({path.parent for path in files})
-
-
-def _is_held(folder: RunFolder) -> bool:
-    """Whether another process holds the folder at this moment."""
-    try:
-        with locked(folder):
-            return False
-    except RunFolderError:
-        return True

@@ -2,20 +2,26 @@
 
 A folder is made once and never written over; its name tells when the run began, in UTC. One
 process at a time writes a run: it holds the folder's lock, which the system lets go when that
-process ends, however it ends.
+process ends, however it ends. A copy of the folder has a lock of its own, which nobody holds; so
+whoever writes a run leaves its claim in the lock, by which a copy is told from the folder itself.
 """
 
 import fcntl
+import json
 import os
 import re
 import secrets
+import socket
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Self
 
-from loops_cookbook.errors import RunFolderError
+from pydantic import TypeAdapter, ValidationError
+
+from loops_cookbook.errors import RunFolderError, RunIsAlive
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,12 +128,44 @@ def new_run_folder(output_dir: str | Path, cwd: Path, *, now: datetime | None = 
         ) from error
 
 
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Where a run was written last: what its lock says of itself, and so does every copy of it."""
+
+    host: str
+    folder: str
+    file: int
+    """The number of the lock's own file on its disk. A copy has another; a folder that was moved on
+    one disk has it still."""
+
+    @classmethod
+    def on(cls, folder: RunFolder, file: int) -> Self:
+        """The claim of this process on a folder whose lock it has open."""
+        return cls(socket.gethostname(), str(folder.root.absolute()), os.fstat(file).st_ino)
+
+    @property
+    def is_of_this_machine(self) -> bool:
+        """Whether it can be seen from here if that folder is held."""
+        return self.host == socket.gethostname()
+
+
+_CLAIM = TypeAdapter(Claim)
+
+
 @contextmanager
-def locked(folder: RunFolder) -> Generator[None]:
+def locked(folder: RunFolder, *, claims: bool = False) -> Generator[Claim | None]:
     """Hold a run folder for this process; release it at the end of the block.
 
+    Args:
+        folder: what is held.
+        claims: whether the run is written here from now on, as it is by whoever adds to it.
+
+    Yields:
+        Where the run was written that this folder holds a copy of; None where it is no copy.
+
     Raises:
-        RunFolderError: another process holds it, or it is not there.
+        RunIsAlive: another process holds it, or the folder that it is a copy of.
+        RunFolderError: it is not there, or this user may not write it.
     """
     try:
         file = os.open(folder.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -140,14 +178,56 @@ def locked(folder: RunFolder) -> Generator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            holder = os.pread(file, 20, 0).decode(errors="replace").strip()
-            raise RunFolderError(
-                f"{folder.root} is being written by process {holder}: "
+            raise RunIsAlive(
+                f"{folder.root} is being written by process {_holder(file)}: "
                 "wait until that run ends, or stop it"
             ) from error
-        os.ftruncate(file, 0)
-        os.pwrite(file, f"{os.getpid()}\n".encode(), 0)
-        yield
+        claim = _claim(file)
+        origin = None if claim is None or claim.file == os.fstat(file).st_ino else claim
+        if origin is not None and origin.is_of_this_machine:
+            _refuse_copy_of_the_living(folder, file, Path(origin.folder))
+        _sign(file, Claim.on(folder, file) if claims else claim)
+        yield origin
     finally:
         # The file stays: to remove it would let two processes lock two files of one name.
         os.close(file)
+
+
+def _refuse_copy_of_the_living(folder: RunFolder, file: int, original: Path) -> None:
+    try:
+        other = os.open(RunFolder(original).lock, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:  # gone, or another user's
+        return
+    try:
+        if not os.path.sameopenfile(file, other):  # it is, where a copy was put back in its place
+            fcntl.flock(other, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise RunIsAlive(
+            f"{folder.root} is a copy of {original}, which is being written by process "
+            f"{_holder(other)}: wait until that run ends, or stop it"
+        ) from error
+    finally:
+        os.close(other)
+
+
+def _sign(file: int, claim: Claim | None) -> None:
+    """Say who holds a lock, and keep or make its claim."""
+    os.ftruncate(file, 0)
+    signed = f"{os.getpid()}\n" + (f"{json.dumps(asdict(claim))}\n" if claim else "")
+    os.pwrite(file, signed.encode(), 0)
+
+
+def _holder(file: int) -> str:
+    return _lines(file)[0]
+
+
+def _claim(file: int) -> Claim | None:
+    """None where it was left by a version without claims, or torn."""
+    try:
+        return _CLAIM.validate_json(_lines(file)[1])
+    except (IndexError, ValidationError):
+        return None
+
+
+def _lines(file: int) -> list[str]:
+    return os.pread(file, os.fstat(file).st_size, 0).decode(errors="replace").split("\n")

@@ -81,7 +81,7 @@ class RunWriter:
             RunFolderError: another process writes it.
         """
         with ExitStack() as opened:
-            opened.enter_context(locked(self._folder))
+            opened.enter_context(locked(self._folder, claims=True))
             self._folder.transcripts.mkdir(exist_ok=True)  # empty folders get lost in copies
             self._steps = opened.enter_context(Journal(self._folder.steps))
             self._groups = opened.enter_context(Journal(self._folder.groups))
