@@ -20,6 +20,7 @@ from trio.testing import MockClock
 from loops_cookbook.cli.resuming import Resumed, find_resumed
 from loops_cookbook.errors import ConfigError, RunFolderError, ServiceUnavailable
 from loops_cookbook.learning.datums import Datum
+from loops_cookbook.problems import shown
 from loops_cookbook.recipes.memory import Memory
 from loops_cookbook.recipes.plan import Plan
 from loops_cookbook.recipes.resume import differences, find_unfinished, require_same
@@ -491,6 +492,57 @@ def test_the_newest_unfinished_run_of_the_config_is_found(runnable, tmp_path: Pa
     recorded(plan, made[2], status="done")
     recorded(plan, made[3], recipe="eval")
     assert find_unfinished(plan.loaded).folder.root == made[1].root
+
+
+def made_at(plan: Plan, times: Mapping[str, float], **fields: object) -> list[RunFolder]:
+    """A run of the plan for each name, begun at its time."""
+    made = [RunFolder(plan.loaded.output_dir / name) for name in times]
+    for folder, began in zip(made, times.values(), strict=True):
+        folder.transcripts.mkdir(parents=True)
+        recorded(plan, folder, started_at=began, **fields)
+        os.utime(folder.run, (began, began))
+    return made
+
+
+def test_the_newest_is_told_by_its_start_and_not_by_its_name(runnable) -> None:
+    """A run whose folder was renamed, such as to `baseline`, was taken for the newest for ever."""
+    plan = runnable()
+    _, newer = made_at(plan, {"baseline": 1e6, "20260101-120000-4f2a": 2e6})
+    assert find_unfinished(plan.loaded).folder.root == newer.root
+
+
+DAMAGED = pytest.mark.parametrize(
+    ("left", "why"),
+    [("{", "cannot be read as JSON"), ('{"schema": 99}', "install a newer version")],
+)
+
+
+@DAMAGED
+def test_a_run_that_cannot_be_read_does_not_stand_in_the_way_of_a_newer_one(
+    runnable, left: str, why: str
+) -> None:
+    """One damaged `run.json`, however old, and `--resume` had to be told a folder for ever."""
+    plan = runnable()
+    old, newer = made_at(plan, {"1": 1e6, "2": 2e6})
+    old.run.write_text(left)
+    os.utime(old.run, (1.5e6, 1.5e6))
+    assert find_unfinished(plan.loaded).folder.root == newer.root
+
+
+@DAMAGED
+def test_an_older_run_is_not_taken_where_the_newest_cannot_be_read(
+    runnable, left: str, why: str
+) -> None:
+    plan = runnable()
+    older, newest = made_at(plan, {"1": 1e6, "2": 2e6})
+    newest.run.write_text(left)
+    with pytest.raises(RunFolderError) as error:
+        find_unfinished(plan.loaded)
+    assert why in str(error.value)
+    assert str(error.value).endswith(f"the newest that can be read is --resume {shown(older.root)}")
+    recorded(plan, older, started_at=1e6, status="done")
+    with pytest.raises(RunFolderError, match=r"name the run to go on with \(--resume RUN_DIR\)"):
+        find_unfinished(plan.loaded)
 
 
 def test_a_run_that_is_done_is_named_as_the_way_to_go_further(runnable) -> None:

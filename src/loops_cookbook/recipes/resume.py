@@ -1,5 +1,8 @@
 """Which run `--resume` goes on with, and whether its config is still the one that it began with.
 
+The newest run is meant, so a folder that cannot be read is passed over only where it is surely of
+an older one: else a person has to say which run is meant.
+
 What decides a run's results must be as it was, down to the content of its files; what only says how
 it is watched, kept or reached may differ, and so may how far it goes.
 """
@@ -15,6 +18,7 @@ from loops_cookbook.config.sft import SFTConfig
 from loops_cookbook.errors import ConfigError, RunFolderError
 from loops_cookbook.problems import found, shown
 from loops_cookbook.records import RunRow
+from loops_cookbook.rundir.layout import RunFolder
 from loops_cookbook.rundir.read import RecordedRun, open_run
 
 HARMLESS = (
@@ -31,6 +35,9 @@ HARMLESS = (
     "training.updates",
 )
 """Keys and tables that may differ when a run goes on."""
+
+_SKEW_SECONDS = 300.0
+"""By which the clock of a disk on the network may differ from this machine's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,16 +56,22 @@ def find_unfinished(loaded: LoadedConfig[AnyConfig]) -> RecordedRun:
     """The newest run of a config that did not come to its end.
 
     Raises:
-        RunFolderError: there is none.
+        RunFolderError: there is none, or it cannot be told which it is.
     """
-    folders = sorted(loaded.output_dir.glob("*/run.json"), reverse=True)
-    runs = [open_run(path.parent) for path in folders]
+    runs, unread = _runs_in(loaded.output_dir)
     recipe, path = loaded.config.recipe, str(loaded.path)
     of_config = [run for run in runs if (run.run.recipe, run.run.config_path) == (recipe, path)]
-    for run in of_config:
-        if run.run.status != "done":
-            return run
-    here, config = shown(loaded.output_dir), shown(loaded.path)
+    of_config.sort(key=lambda run: (run.run.started_at, run.folder.root.name), reverse=True)
+    unfinished = next((run for run in of_config if run.run.status != "done"), None)
+    # A record is not written before its run starts, so an older file is that of an older run.
+    since = unfinished.run.started_at - _SKEW_SECONDS if unfinished else 0.0
+    config = shown(loaded.path)
+    for folder, error in unread.items():
+        if folder.run.stat().st_mtime >= since:
+            raise RunFolderError(_in_doubt(config, error, unfinished)) from error
+    if unfinished is not None:
+        return unfinished
+    here = shown(loaded.output_dir)
     if not of_config:
         raise RunFolderError(
             f"there is nothing to resume: {here} holds no run of {config}; run it without "
@@ -118,6 +131,27 @@ def file_digests(loaded: LoadedConfig[AnyConfig]) -> dict[str, str]:
         for key, name in named.items()
         if name is not None
     }
+
+
+def _runs_in(output_dir: Path) -> tuple[list[RecordedRun], dict[RunFolder, RunFolderError]]:
+    """The runs in a folder, and why those that cannot be read cannot."""
+    runs: list[RecordedRun] = []
+    unread: dict[RunFolder, RunFolderError] = {}
+    for path in sorted(output_dir.glob("*/run.json")):
+        try:
+            runs.append(open_run(path.parent))
+        except RunFolderError as error:
+            unread[RunFolder(path.parent)] = error
+    return runs, unread
+
+
+def _in_doubt(config: str, error: RunFolderError, other: RecordedRun | None) -> str:
+    """Why it cannot be told which run is meant, and what to do."""
+    what = "name the run to go on with (--resume RUN_DIR), or begin another without --resume"
+    if other is not None:
+        root = shown(other.folder.root)
+        what = f"name the run to go on with; the newest that can be read is --resume {root}"
+    return f"it cannot be told which run of {config} is the newest: {error}; {what}"
 
 
 def _shown(value: object) -> str:
