@@ -406,6 +406,29 @@ async def test_a_batch_that_is_gone_is_an_error_and_not_a_fresh_start(
         read_past(open_run(shot.root), group_size=GROUP_SIZE)
 
 
+async def test_sft_that_goes_further_applies_what_it_had_with_the_rates_that_it_had(
+    make_sft_plan, tmp_path: Path
+) -> None:
+    """With more epochs the schedule is longer: updates that no checkpoint had were applied again
+    with higher rates than their rows tell."""
+    settings = ('training.schedule="linear"', "training.batch_size=1", "evaluation.every=0")
+    settings = (*settings, "training.checkpoint_every=3")
+    folder = new_run_folder("runs", tmp_path)
+    camera = Camera(folder, tmp_path / "album")
+    shorter = make_sft_plan(*settings, "training.epochs=2")
+    first = await carry_out(shorter, folder, camera=camera)
+    shots = [shot for shot in camera.shots if (shot / "run.json").is_file()]
+    shot = next(s for s in shots if len(open_run(s).steps()) == 5)
+    assert open_run(shot).checkpoints()[-1].update == 3
+
+    longer = make_sft_plan(*settings, "training.epochs=3")
+    again = await carry_out(longer, RunFolder(shot), is_resumed=True)
+    assert again.weights[:5] == first.weights[:5]
+    told = [row.metrics["learning_rate"] for row in again.run.steps()]
+    assert [weight.split()[1] for weight in again.weights] == [str(rate) for rate in told]
+    assert len(again.weights) == len(longer.batches)
+
+
 LABELLED = """
 from pydantic import BaseModel
 

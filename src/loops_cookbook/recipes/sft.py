@@ -168,7 +168,7 @@ class SFTRun:
     async def _train_on(self, batch: BatchPlan) -> None:
         rows = [self._plan.train.rows[place] for place in batch.rows]
         update, began = self._update + 1, anyio.current_time()
-        adam = sft_adam_params(self._plan, update)
+        adam = self._adam(update)
         datums = [datum for row in rows for datum in row.datums]
         key, self._sent = self._sent or self._key(update), None
         with self._narrator.waiting_for(f"the trainer, at work on update {update}"):
@@ -192,6 +192,12 @@ class SFTRun:
         self._recorder.update(
             StepRow(update=update, at=time.time(), metrics=metrics, totals=self._metrics.totals)
         )
+
+    def _adam(self, update: int) -> AdamParams:
+        """An update that is applied again has the rate that it had, however long the run is now."""
+        adam = sft_adam_params(self._plan, update)
+        rate = self._past.learning_rates.get(update, adam.learning_rate)
+        return replace(adam, learning_rate=rate)
 
     def _key(self, update: int) -> str:
         return self._memory.key(f"update-{update}")

@@ -89,6 +89,8 @@ class SFTPast:
     """The last update that has a row."""
     totals: Mapping[str, int] = field(default_factory=dict[str, int])
     """Counts over the run up to it."""
+    learning_rates: Mapping[int, float] = field(default_factory=dict[int, float])
+    """By update, of those that have a row and are applied again: what they were trained with."""
     evaluations: tuple[EvaluationRow, ...] = ()
     """Those after it."""
 
@@ -101,15 +103,22 @@ class SFTPast:
 def read_sft_past(run: RecordedRun) -> SFTPast:
     """Where a run of the SFT recipe stood; its batches follow from its rows, so none is kept.
 
+    Their learning rates do not: a schedule has another length where the run is to go further.
+
     Raises:
         RunFolderError: what is needed to go on is damaged.
     """
     steps = run.steps()
     recorded = steps[-1].update if steps else 0
+    checkpoints = tuple(kept_checkpoints(run))
+    loaded = checkpoints[-1].update if checkpoints else 0
     return SFTPast(
-        checkpoints=tuple(kept_checkpoints(run)),
+        checkpoints=checkpoints,
         recorded=recorded,
         totals=steps[-1].totals if steps else {},
+        learning_rates={
+            row.update: row.metrics["learning_rate"] for row in steps if row.update > loaded
+        },
         evaluations=tuple(row for row in run.evaluations() if row.update == recorded),
     )
 
