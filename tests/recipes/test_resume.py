@@ -248,6 +248,7 @@ def require_whole(run: RecordedRun, weights: list[str], updates: int) -> None:
     starts = Counter(row.serial for row in run.starts())
     have = Counter((row.group, row.attempt) for row in rows)
     assert have == {(s, i): n for s, n in starts.items() for i in range(GROUP_SIZE)}
+    require_starts_counted_once(run)
     named = [row.transcript for row in rows if row.transcript is not None]
     assert len(named) == len(set(named))
     assert all((run.folder.transcripts / name).is_file() for name in named)
@@ -257,6 +258,19 @@ def require_whole(run: RecordedRun, weights: list[str], updates: int) -> None:
     kinds = Counter(row.fate.kind for row in rows)
     assert {k: counts[f"attempts/{k}"] for k in kinds} == kinds
     assert [row.update for row in run.checkpoints()][-1] == updates
+
+
+def require_starts_counted_once(run: RecordedRun) -> None:
+    """Each start is counted in the row of its update, unless it was cut before that row was made:
+    then it was started again for the same row, or a later kill cut that start too."""
+    due: dict[int, int] = {}
+    """By serial, the update in whose row its last start so far counts."""
+    counted: Counter[int] = Counter()
+    for row in run.starts():
+        counted[row.update] += due.get(row.serial) != row.update
+        due[row.serial] = row.update
+    started = {row.update: row.metrics["attempts/started"] for row in run.steps()}
+    assert started == {update: GROUP_SIZE * counted[update] for update in started}
 
 
 RL = (

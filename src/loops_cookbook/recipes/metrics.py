@@ -139,7 +139,7 @@ class Counted:
     totals: Mapping[str, int] = field(default_factory=dict[str, int])
     """Of all attempts whose fate is known, those of `rejected` left out."""
     attempts_started: int = 0
-    """Those of `rejected` left out."""
+    """Those of `rejected` left out that count as started in the next row."""
     counted: Sequence[RolloutRow] = ()
     """Rows in the order in which they were counted, for the texts that have a share of their own;
     those of a draft included."""

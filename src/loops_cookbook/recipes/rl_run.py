@@ -65,7 +65,7 @@ class RLRun:
         self._narrator = narrator
         self._memory = memory
         self._past = past
-        self._metrics = RunMetrics(_counted(past, plan.config.training.group_size))
+        self._metrics = RunMetrics(_counted(past))
         context = replace(shared, on_end=self._attempt_ended)
         self._evaluations = Evaluations(plan.sets, context, recorder, narrator)
         self._scheduler = Scheduler(
@@ -104,7 +104,7 @@ class RLRun:
         self._scores: Sequence[EvaluationRow] = past.evaluations
         """The evaluations of the policy as it is."""
         self._next_row = past.update + 1
-        """The update in whose row a group counts that is rejected now."""
+        """The update in whose row a group counts that is started now, or rejected."""
         self._version = 0
         """The policy version that is served."""
         self._mark = 0.0
@@ -216,7 +216,12 @@ class RLRun:
 
     def _group_started(self, start: GroupStart) -> None:
         if self._savepoints is not None:
-            self._savepoints.started(start.serial, start.task.name, start.policy_version)
+            self._savepoints.started(
+                start.serial,
+                start.task.name,
+                policy_version=start.policy_version,
+                update=self._next_row,
+            )
         self._unfinished.add(start.serial)
         self._next_serial = max(self._next_serial, start.serial + 1)
 
@@ -338,14 +343,13 @@ class RLRun:
         self._mark = anyio.current_time()
 
 
-def _counted(past: Past, group_size: int) -> Counted:
+def _counted(past: Past) -> Counted:
     """What was counted before a run goes on."""
     rows = [*past.told, *past.lost]
     totals = fate_counts(rows) + token_counts(rows)
-    pending = len(past.rejected) * group_size
     return Counted(
         totals={**totals, **past.groups, "tokens/trained": past.trained_tokens} if rows else {},
-        attempts_started=past.attempts_started - pending,
+        attempts_started=past.attempts_started - past.uncounted,
         counted=[row for row in (*past.told, *past.drafted) if row.fate is not Fate.SURPLUS],
         rejected=past.rejected,
     )

@@ -58,6 +58,9 @@ class Past:
     """The rows of attempts in training that count in the row of an update, or in none for ever."""
     rejected: tuple[tuple[tuple[RolloutRow, ...], Rejection], ...] = ()
     """Groups that count in the row of the next update."""
+    uncounted: int = 0
+    """Attempts of these that count as started there too: the others did in an earlier row, as those
+    of an async run that had started before it."""
     drafted: tuple[RolloutRow, ...] = ()
     """Those that count in the row of the last kept update, where that is yet to be written; in the
     order in which they were counted."""
@@ -185,7 +188,7 @@ def past_of(base: Past, records: Records, sent: Sequence[RolloutRow], *, group_s
     """
     unrecorded = {row.group for row in sent}
     starts = Counter(row.serial for row in records.starts)
-    tasks = {row.serial: row for row in records.starts}
+    last_starts = {row.serial: row for row in records.starts}
     rejections = {row.serial: row for row in records.groups if not row.usable}
     trained = {row.group for row in records.rollouts if row.fate is Fate.TRAINED} | unrecorded
     settled = trained | rejections.keys()
@@ -202,7 +205,7 @@ def past_of(base: Past, records: Records, sent: Sequence[RolloutRow], *, group_s
         return [of_place[owed - 1] for of_place in places if len(of_place) >= owed]
 
     lost = [
-        _lost(tasks[serial], index, orphans.get((serial, index), []), number)
+        _lost(last_starts[serial], index, orphans.get((serial, index), []), number)
         for serial in again
         for index in range(group_size)
         for number in range(starts[serial] - len(rows.get((serial, index), [])))
@@ -227,6 +230,7 @@ def past_of(base: Past, records: Records, sent: Sequence[RolloutRow], *, group_s
         attempts_started=starts.total() * group_size,
         told=tuple(row for row in records.rollouts if id(row) not in apart),
         rejected=tuple((tuple(last(s)), _rejection(row)) for s, row in sorted(pending.items())),
+        uncounted=group_size * sum(last_starts[s].update > base.update for s in pending),
         drafted=(*(row for serial in drafted for row in last(serial)), *sent),
         lost=tuple(lost),
         missing=missing,

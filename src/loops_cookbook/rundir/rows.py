@@ -15,6 +15,9 @@ class StartRow(Row):
     task: str
     policy_version: int
     at: float
+    update: int = 0
+    """The update in whose row of `steps.jsonl` its attempts count as started, unless they are cut
+    before that row is made; 0 of a row that does not tell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

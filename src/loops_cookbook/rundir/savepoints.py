@@ -49,9 +49,12 @@ class SavePoints:
     def __exit__(self, *exc: object) -> None:
         self._open.close()
 
-    def started(self, serial: int, task: str, policy_version: int) -> None:
-        """Write that a group is being started."""
-        row = StartRow(serial=serial, task=task, policy_version=policy_version, at=self._now())
+    def started(self, serial: int, task: str, *, policy_version: int, update: int) -> None:
+        """Write that a group is being started; see `StartRow`."""
+        at = self._now()
+        row = StartRow(
+            serial=serial, task=task, policy_version=policy_version, update=update, at=at
+        )
         self._starts.append([row.to_json()])
 
     def keep(self, sent: KeptUpdate) -> None:
