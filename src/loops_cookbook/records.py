@@ -73,6 +73,9 @@ class RunRow(Row):
     """How many tasks: `train`, and each evaluation set by its name."""
     digests: Mapping[str, str] = field(default_factory=dict[str, str])
     """What each file of tasks or rows holds, as a hash by its key in the config."""
+    code: Mapping[str, str] = field(default_factory=dict[str, str])
+    """A hash of each module beside the config that was imported, by its path from there; as it was
+    when the run began, or went on last."""
     started_from: str | None = None
     """The checkpoint whose weights it began with, as its service calls it; None: its model's."""
     resumed_at: tuple[float, ...] = ()

@@ -6,7 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from loops_cookbook.config.imports import import_callable, import_class, import_object
+from loops_cookbook.config.imports import (
+    import_callable,
+    import_class,
+    import_object,
+    imported_files,
+)
 from loops_cookbook.errors import EpisodeError
 
 
@@ -43,6 +48,22 @@ def test_a_module_beside_the_config_is_imported_with_its_neighbours(project: Pat
     assert import_object("mine_a:A.number", project, key="k") == 7
     assert sys.modules["mine_a"].__file__ == str(project / "mine_a.py")
     assert sys.path[0] == str(project)
+
+
+def test_the_files_beside_the_config_that_were_imported_are_known(project: Path) -> None:
+    """What a module imports in turn too; a virtual environment in the project is not its code."""
+    installed = project / ".venv" / "lib" / "site-packages"
+    installed.mkdir(parents=True)
+    (installed / "theirs_c.py").touch()
+    (project / "mine_a.py").write_text("import json, mine_package.inner, theirs_c\nclass A: ...\n")
+    (project / "mine_package").mkdir()
+    (project / "mine_package" / "__init__.py").touch()
+    (project / "mine_package" / "inner.py").touch()
+    (project / "mine_unused.py").touch()
+    sys.path.append(str(installed))
+    import_object("mine_a:A", project, key="k")
+    found = {file.relative_to(project).as_posix() for file in imported_files(project)}
+    assert found == {"mine_a.py", "mine_package/__init__.py", "mine_package/inner.py"}
 
 
 def test_a_module_in_a_package_beside_the_config_is_imported(project: Path) -> None:

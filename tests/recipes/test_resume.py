@@ -23,7 +23,13 @@ from loops_cookbook.learning.datums import Datum
 from loops_cookbook.problems import shown
 from loops_cookbook.recipes.memory import Memory
 from loops_cookbook.recipes.plan import Plan
-from loops_cookbook.recipes.resume import differences, find_unfinished, require_same
+from loops_cookbook.recipes.resume import (
+    changed_code,
+    code_digests,
+    differences,
+    find_unfinished,
+    require_same,
+)
 from loops_cookbook.recipes.rl import Surroundings, run_rl
 from loops_cookbook.recipes.sft import run_sft
 from loops_cookbook.recipes.sft_plan import SFTPlan
@@ -631,6 +637,24 @@ def test_tasks_that_changed_are_refused(runnable, tmp_path: Path) -> None:
     row = recorded(plan, new_run_folder("runs", tmp_path), digests=digests)
     with pytest.raises(ConfigError, match=r"episode.tasks \(the file's content"):
         require_same(plan.loaded, row, tmp_path)
+
+
+def test_code_that_changed_is_told_and_not_refused() -> None:
+    """An Episode with another grader went on silently, with rewards that were no longer alike."""
+    then = {"episode.py": "1", "words.py": "2", "gone.py": "3"}
+    assert changed_code(then, then) is None
+    assert changed_code({}, then) is None  # of a run that did not keep it
+    told = changed_code(then, {"episode.py": "9", "words.py": "2", "new.py": "4"})
+    assert told is not None
+    assert "last at work: episode.py, gone.py, new.py; it goes on" in told
+    many = {f"m{number}.py": "1" for number in range(7)}
+    assert "m4.py and 2 more;" in str(changed_code(many, dict.fromkeys(many, "2")))
+
+
+def test_an_episodes_module_is_part_of_the_code(runnable, project: Path) -> None:
+    plan = runnable()
+    content = hashlib.sha256((project / "spelling.py").read_bytes()).hexdigest()
+    assert code_digests(plan.loaded) == {"spelling.py": content}
 
 
 def test_a_folder_is_found_from_within_it(

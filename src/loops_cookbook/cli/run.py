@@ -38,7 +38,7 @@ from loops_cookbook.recipes.launch import (
 from loops_cookbook.recipes.memory import Memory
 from loops_cookbook.recipes.plan import Plan
 from loops_cookbook.recipes.plans import AnyPlan, plan_config
-from loops_cookbook.recipes.resume import file_digests
+from loops_cookbook.recipes.resume import changed_code, code_digests, file_digests
 from loops_cookbook.recipes.rl import Surroundings, run_rl
 from loops_cookbook.recipes.sandboxes import open_sandboxes, require_sandboxes
 from loops_cookbook.recipes.sft import run_sft
@@ -166,6 +166,8 @@ def _row_of(
     if resumed is None or past is None:
         return row
     recorder.note("info", f"resumed: {told(past)}")
+    if (changed := changed_code(resumed.run.run.code, row.code)) is not None:
+        recorder.note("info", changed)
     update = past.recorded if isinstance(past, SFTPast) else past.update
     return resumed.row(row, at=time.time(), update=update)
 
@@ -183,6 +185,7 @@ def _run_row(plan: AnyPlan, folder: RunFolder) -> RunRow:
         service={},
         versions=versions(),
         digests=file_digests(plan.loaded),
+        code=code_digests(plan.loaded),
         config_path=str(plan.loaded.path),
         config=plan.config.model_dump(mode="json", by_alias=True),
     )

@@ -22,6 +22,8 @@ ClassT = TypeVar("ClassT")
 
 _NEVER_MEANT = {"conftest", "setup", "test", "tests"}
 """Names that many projects have beside their code, and nobody imports by accident."""
+_INSTALLED = "site-packages"
+"""A folder of this name may lie below a project, as that of its virtual environment does."""
 
 
 def import_object(spec: str, directory: Path, *, key: str) -> object:
@@ -63,6 +65,16 @@ def import_callable(spec: str, directory: Path, *, key: str) -> Callable[..., An
     if callable(found):
         return found
     raise EpisodeError(f"{key}: {spec!r} is {_kind(found)}; name something that can be called")
+
+
+def imported_files(directory: Path) -> Iterator[Path]:
+    """The files of the modules below a config's directory that were imported, packages that are
+    installed there left out."""
+    origins = [getattr(module, "__file__", None) for module in sys.modules.values()]
+    for file in (Path(origin) for origin in origins if isinstance(origin, str)):
+        is_below = file.is_relative_to(directory) and file.is_file()
+        if is_below and _INSTALLED not in file.relative_to(directory).parts:
+            yield file
 
 
 def _put_first(directory: Path) -> None:
@@ -144,7 +156,7 @@ def _where(error: BaseException, directory: Path) -> str:
 
 
 def _is_users(file: Path, directory: Path) -> bool:
-    return file.is_relative_to(directory) and "site-packages" not in file.parts
+    return file.is_relative_to(directory) and _INSTALLED not in file.parts
 
 
 def _no_such_name(key: str, module: ModuleType, found: object, name: str) -> str:

@@ -4,7 +4,8 @@ The newest run is meant, so a folder that cannot be read is passed over only whe
 an older one: else a person has to say which run is meant.
 
 What decides a run's results must be as it was, down to the content of its files; what only says how
-it is watched, kept or reached may differ, and so may how far it goes.
+it is watched, kept or reached may differ, and so may how far it goes. Code that was changed is told
+of.
 """
 
 import hashlib
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
+from loops_cookbook.config.imports import imported_files
 from loops_cookbook.config.load import AnyConfig, LoadedConfig
 from loops_cookbook.config.sft import SFTConfig
 from loops_cookbook.errors import ConfigError, RunFolderError
@@ -35,6 +37,8 @@ HARMLESS = (
     "training.updates",
 )
 """Keys and tables that may differ when a run goes on."""
+
+_MOST_NAMED = 5
 
 _SKEW_SECONDS = 300.0
 """By which the clock of a disk on the network may differ from this machine's."""
@@ -126,11 +130,36 @@ def file_digests(loaded: LoadedConfig[AnyConfig]) -> dict[str, str]:
             f"evaluation.sets.{name}.tasks": held_out.tasks
             for name, held_out in config.evaluation.sets.items()
         }
+    return {key: _digest(loaded.beside(name)) for key, name in named.items() if name is not None}
+
+
+def code_digests(loaded: LoadedConfig[AnyConfig]) -> dict[str, str]:
+    """A hash of each module beside a config that was imported, by its path from there."""
     return {
-        key: hashlib.sha256(loaded.beside(name).read_bytes()).hexdigest()
-        for key, name in named.items()
-        if name is not None
+        file.relative_to(loaded.directory).as_posix(): _digest(file)
+        for file in sorted(imported_files(loaded.directory))
     }
+
+
+def changed_code(then: Mapping[str, str], now: Mapping[str, str]) -> str | None:
+    """The modules that are not as they were, for people; None where all are, or it is not known.
+
+    It is no reason to refuse: a run is often stopped to mend its code.
+    """
+    if not then:
+        return None
+    changed = sorted(name for name in then.keys() | now.keys() if then.get(name) != now.get(name))
+    if not changed:
+        return None
+    more = f" and {len(changed) - _MOST_NAMED} more" if len(changed) > _MOST_NAMED else ""
+    return (
+        f"changed since this run was last at work: {', '.join(changed[:_MOST_NAMED])}{more}; "
+        "it goes on with your code as it is now"
+    )
+
+
+def _digest(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def _runs_in(output_dir: Path) -> tuple[list[RecordedRun], dict[RunFolder, RunFolderError]]:
