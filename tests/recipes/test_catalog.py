@@ -18,6 +18,7 @@ from loops_cookbook.recipes.catalog import (
     memory_needed,
     read_facts,
     this_machine,
+    width,
 )
 
 CPU = Machine("cpu", 16 * 10**9)
@@ -78,8 +79,10 @@ def test_weights_in_several_files_are_added_up(folder: Path) -> None:
 
 
 def test_a_model_with_more_than_text_is_told_by_its_text(folder: Path) -> None:
-    config = {"model_type": "many", "text_config": {"vocab_size": 50, "max_position_embeddings": 9}}
+    text = {"vocab_size": 50, "max_position_embeddings": 9, "hidden_size": 32}
+    config = {"model_type": "many", "hidden_size": 999, "text_config": text}
     (folder / "config.json").write_text(json.dumps(config))
+    assert width(folder) == 32
     facts = read_facts(folder)
     assert (facts.architecture, facts.max_seq_len) == ("many", 9)
     assert facts.adapter_parameters == 32 * 2 * (64 + 32)

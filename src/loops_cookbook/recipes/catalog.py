@@ -143,6 +143,12 @@ def longest(directory: Path) -> int:
     return found
 
 
+def width(directory: Path) -> int | None:
+    """How wide a model's layers are, by its config; None where that does not say."""
+    found = _configs(directory)[1].get("hidden_size")
+    return found if isinstance(found, int) else None
+
+
 def memory_needed(facts: Facts, machine: Machine) -> dict[Use, int]:
     """Bytes of the engine's process at rest, for each use."""
     held = PROCESS_BYTES + facts.parameters * machine.adapter_item

@@ -18,6 +18,7 @@ from loops_cookbook.recipes.confirm import UNASKED, Confirmation
 from loops_cookbook.recipes.plan import Plan
 from loops_cookbook.recipes.plans import AnyPlan
 from loops_cookbook.recipes.producers import producer_warnings
+from loops_cookbook.recipes.proportion import proportion_warnings
 from loops_cookbook.recipes.sandboxes import sandbox_warnings, sandboxes_line
 from loops_cookbook.recipes.scope import (
     KEY_VARIABLE,
@@ -184,6 +185,7 @@ def warnings_of(
         *engine_warnings(plan, values, confirmation),
         *producer_warnings(plan.config.producers, values),
         *plan.detection.warnings,
+        *proportion_warnings(plan),
         *_mode_warnings(plan),
         *_bias_warnings(plan),
         *_set_warnings(plan),

@@ -12,6 +12,7 @@ from loops_cookbook.recipes.check import (
 )
 from loops_cookbook.recipes.confirm import UNASKED, Confirmation
 from loops_cookbook.recipes.excerpt import excerpt
+from loops_cookbook.recipes.proportion import proportion_warnings
 from loops_cookbook.recipes.sft_plan import DataSet, SFTPlan
 from loops_cookbook.tasks import PROBLEMS_SHOWN
 
@@ -55,6 +56,7 @@ def sft_warnings(
     return (
         *engine_warnings(plan, values, confirmation),
         *plan.detection.warnings,
+        *proportion_warnings(plan),
         *(warning for each in sets for warning in _unusable_warnings(each)),
         *_shared_warnings(plan),
         *_split_warnings(plan),
