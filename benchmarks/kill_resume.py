@@ -10,6 +10,8 @@ so many kills are done; each run is resumed to its end. What every run must then
 - no torn record, and no transcript that two rows name;
 - the same weights in the last checkpoint.
 
+A run that lacks any of it is kept in a folder of its own, which is printed.
+
     python benchmarks/kill_resume.py --kills 100
     python benchmarks/kill_resume.py --kills 20 --engine
     python benchmarks/kill_resume.py --kills 30 --mode async
@@ -330,7 +332,9 @@ def main() -> None:
             faults = faults_of(run, compare)
             tally.faults += [f"{run.parent.parent.name}: {each}" for each in faults]
             if faults:
-                shutil.copytree(project, Path("/tmp", f"kill-{number}"), dirs_exist_ok=True)
+                kept = Path(tempfile.mkdtemp(prefix="loops-kill-"), project.name)
+                shutil.copytree(project, kept)
+                print(f"{project.name} has faults, and is kept: {kept}", flush=True)
             print(
                 f"{tally.kills.total()} kills, {tally.runs} runs, {len(tally.faults)} faults",
                 flush=True,
