@@ -90,9 +90,13 @@ def test_a_run_without_sandboxes_has_no_ledger_and_one_with_them_has(tmp_path: P
     assert open_entries(folder.sandboxes) == ()
 
 
-def test_the_report_names_what_is_not_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_report_names_what_makes_sandboxes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of this machine's it said nothing, and so not that an agent is given the network."""
     assert sandboxes_line(SandboxTable()) is None
-    assert sandboxes_line(SandboxTable(backend="local")) is None
+    line = sandboxes_line(SandboxTable(backend="local"))
+    assert line == "Sandboxes: local; isolation bubblewrap; no network"
+    line = sandboxes_line(SandboxTable.model_validate(PLAIN))
+    assert line == "Sandboxes: local; isolation none; network"
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(SandboxUnavailable, match="no container engine here"):
         sandboxes_line(SandboxTable(backend="docker", image="debian"))

@@ -77,12 +77,14 @@ async def sandboxes_of(
 
 
 def sandboxes_line(table: SandboxTable) -> str | None:
-    """What makes the sandboxes, for the report; None where it is this machine, or there are none.
+    """What makes the sandboxes, for the report; None where there are none.
 
     Raises:
         SandboxUnavailable: no container engine answers.
         MissingExtra: the service's SDK is not installed.
     """
+    if table.backend == "none":
+        return None
     network = "network" if table.network else "no network"
     if table.backend == "docker":
         engine = engine_here()
@@ -91,7 +93,7 @@ def sandboxes_line(table: SandboxTable) -> str | None:
         blaxel_sdk.require_sdk()
         image = table.image or blaxel_sdk.IMAGE
         return f"Sandboxes: blaxel; image {image}; {network}"
-    return None
+    return f"Sandboxes: local; isolation {table.isolation}; {network}"
 
 
 def sandbox_warnings(table: SandboxTable, values: Mapping[str, str]) -> list[str]:
