@@ -1,0 +1,120 @@
+"""A checkpoint is found by what a person calls it, or refused with what there is."""
+
+from pathlib import Path
+
+import pytest
+
+from loops_cookbook.errors import RunFolderError
+from loops_cookbook.records import RunRow
+from loops_cookbook.rundir.layout import RunFolder
+from loops_cookbook.rundir.read import open_run
+from loops_cookbook.rundir.references import is_service_path, kept_checkpoints, locate, parted
+from loops_cookbook.rundir.rows import CheckpointRow
+from loops_cookbook.rundir.savepoints import SavePoints
+from loops_cookbook.rundir.write import RunWriter
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
+    """A run, in the working directory."""
+    monkeypatch.chdir(tmp_path)
+    folder = RunFolder(tmp_path / "run")
+    folder.root.mkdir()
+    with RunWriter(folder) as writer:
+        writer.run_started(
+            RunRow(
+                run="run",
+                started_at=0.0,
+                recipe="rl",
+                scope="local",
+                model="m",
+                updates=3,
+                attempts_per_update=2,
+                tasks={},
+                service={},
+                versions={},
+                config_path="train.toml",
+                config={},
+            )
+        )
+    return folder
+
+
+def save(folder: RunFolder, update: int, *, name: str = "", is_here: bool = True) -> None:
+    name = name or f"u{update}"
+    place = f"checkpoints/{name}" if is_here else None
+    if place is not None:
+        (folder.root / place).mkdir(parents=True)
+    with SavePoints(folder) as savepoints:
+        savepoints.checkpointed(
+            CheckpointRow(update=update, name=name, path=f"bt://{name}", folder=place, at=0.0)
+        )
+
+
+@pytest.mark.parametrize(
+    ("reference", "parts"),
+    [
+        ("runs/a", ("runs/a", None)),
+        ("runs/a@20", ("runs/a", 20)),
+        ("runs/me@home@3", ("runs/me@home", 3)),
+        ("runs/me@home", ("runs/me@home", None)),
+        ("runs/a@", ("runs/a@", None)),
+        ("runs/a@-1", ("runs/a@-1", None)),
+    ],
+)
+def test_only_a_number_after_the_last_at_is_an_update(
+    reference: str, parts: tuple[str, int | None]
+) -> None:
+    assert parted(reference) == parts
+
+
+def test_a_path_of_a_service_is_told_from_a_folder() -> None:
+    assert is_service_path("bt://loops:r/weights/u2")
+    assert is_service_path("tinker://r/weights/2")
+    assert not is_service_path("runs/a@2")
+
+
+def test_a_run_means_its_last_checkpoint_and_a_number_the_one_of_that_update(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(folder, 1)
+    save(folder, 2)
+    assert locate("run").row.update == 2
+    found = locate("run@1")
+    assert (found.row.update, found.folder) == (1, folder.root / "checkpoints/u1")
+    elsewhere = folder.root.parent / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    assert locate("run", beside=folder.root.parent).row.update == 2
+    with pytest.raises(RunFolderError, match="there is no folder"):
+        locate("run")
+
+
+def test_what_was_not_kept_is_not_there_and_what_a_service_keeps_is(folder: RunFolder) -> None:
+    save(folder, 1)
+    save(folder, 2, is_here=False)
+    save(folder, 3)
+    (folder.root / "checkpoints/u1").rmdir()
+    assert [row.update for row in kept_checkpoints(open_run(folder.root))] == [2, 3]
+    assert locate("run@2").folder is None
+
+
+def test_of_two_checkpoints_of_one_update_the_newer_counts(folder: RunFolder) -> None:
+    """A run that is resumed may save one again."""
+    save(folder, 3)
+    save(folder, 2, name="first")
+    save(folder, 2, name="second")
+    rows = kept_checkpoints(open_run(folder.root))
+    assert [(row.update, row.name) for row in rows] == [(2, "second"), (3, "u3")]
+
+
+def test_what_is_not_there_is_refused_with_what_is(folder: RunFolder) -> None:
+    with pytest.raises(RunFolderError, match=r"has no checkpoint: .*training\.checkpoint_every"):
+        locate("run")
+    for update in (1, 2, 4):
+        save(folder, update)
+    (folder.root / "checkpoints/u1").rmdir()
+    with pytest.raises(RunFolderError, match=r"update 1, which was saved and not kept .*@2, @4$"):
+        locate("run@1")
+    with pytest.raises(RunFolderError, match=r"no checkpoint of update 3: it has @2, @4$"):
+        locate("run@3")
