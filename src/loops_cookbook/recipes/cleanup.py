@@ -176,7 +176,9 @@ class _Cleaning:
 
     async def _labelled(self, known: set[str]) -> list[Entry]:
         """What bears the run's label and is in no open row."""
-        kinds = HERE if self._may_live_elsewhere else HERE | kinds_in(self._folder.sandboxes)
+        if self._may_live_elsewhere:
+            return []
+        kinds = HERE | kinds_in(self._folder.sandboxes)
         entries: list[Entry] = []
         for kind in sorted(kinds & self._backends.keys()):
             try:
