@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loops_cookbook.messages import Message, ToolCall, canonical, canonical_tools, text_of
+from loops_cookbook.messages import (
+    Message,
+    ToolCall,
+    canonical,
+    canonical_tools,
+    text_of,
+    well_formed,
+)
 
 WORDS = st.text(max_size=8)
 JSON = st.recursive(
@@ -139,3 +146,17 @@ def test_tools_are_compared_without_regard_to_key_order() -> None:
     other = {"function": {"parameters": {}, "name": "look"}, "type": "function"}
     assert canonical_tools([one]) == canonical_tools([other])
     assert canonical_tools([one]) != canonical_tools([one, one])
+
+
+@pytest.mark.parametrize(
+    ("text", "formed"),
+    [
+        ("as it is", "as it is"),
+        ("ǹ 你好 \U0001f600", "ǹ 你好 \U0001f600"),
+        ("a\ud800b\udfff", "a\ufffdb\ufffd"),
+        ("\ud83d\ude00", "\U0001f600"),
+    ],
+)
+def test_a_well_formed_text_has_utf_8(text: str, formed: str) -> None:
+    assert well_formed(text) == formed
+    assert well_formed(text).encode().decode() == formed

@@ -7,6 +7,7 @@ against None, text parts against a string, outer white space, the spacing of JSO
 """
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, cast
@@ -22,6 +23,7 @@ Tool: TypeAlias = Mapping[str, object]
 
 _IMAGES = ("image", "image_url", "input_image")
 """What the clients in use call a part that is an image."""
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,17 @@ def text_of(content: object) -> str | None:
             raise ValueError(f"a content part must be text here, not {_kind(cast(object, part))}")
         parts.append(text)
     return "".join(parts)
+
+
+def well_formed(text: str) -> str:
+    """The text with each lone surrogate, which no encoding of text has, as U+FFFD.
+
+    A model can write one in the arguments of a call, as the JSON escape of half a character, and
+    Python reads file names and broken output to some.
+    """
+    if text.isascii() or not _SURROGATE.search(text):
+        return text
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def images_in(content: object) -> int:

@@ -307,6 +307,12 @@ async def test_a_key_where_a_message_is_cut_leaves_no_part_of_itself() -> None:
         assert KEY[:8] not in str(caught.value)
 
 
+def test_half_a_character_in_a_message_is_sent_as_the_sign_for_it() -> None:
+    """A judge of a reply whose call had `\\ud800` in its arguments could not be asked."""
+    request = ChatRequest(({"role": "user", "content": "a\ud800b"},))
+    assert json.loads(body_of(request, SETTINGS))["messages"][0]["content"] == "a\ufffdb"
+
+
 @pytest.mark.anyio
 async def test_without_a_key_none_is_sent() -> None:
     network = Network(says("EMPTY"))

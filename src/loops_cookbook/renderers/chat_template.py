@@ -20,6 +20,7 @@ import numpy as np
 from loops_cookbook.errors import ModelError
 from loops_cookbook.messages import Message, Tool
 from loops_cookbook.renderers.base import ParsedReply
+from loops_cookbook.renderers.marks import TurnMarks
 from loops_cookbook.renderers.plain import from_json, to_json
 from loops_cookbook.renderers.probe import (
     CLOSE,
@@ -93,6 +94,7 @@ class ChatTemplateRenderer:
                 f"{tokenizer.name}: its tokenizer cannot express what its chat template writes "
                 f"({error}): add the missing tokens, or name another folder in [model] tokenizer"
             ) from error
+        self._marks = TurnMarks(tokenizer, lambda said: self._render(to_json(said)))
         closes = [self._shape.close_id]
         if not isinstance(self._tools, str):
             closes.append(self._tools.close_id)
@@ -139,7 +141,7 @@ class ChatTemplateRenderer:
                 refuses.
         """
         self._tools_shape(tools)
-        return self._prompt(to_json(messages, tools))
+        return self._prompt(self._marks.broken(to_json(messages, tools)))
 
     def extend(
         self,
@@ -164,8 +166,9 @@ class ChatTemplateRenderer:
             return None
         calls = [(call.id, call.name) for call in reply.tool_calls]
         answers = bool(new_messages) and new_messages[0].get("role") == "tool"
+        new = self._marks.broken(to_json(new_messages))
         past = past_calls(calls) if answers and calls else PAST
-        follows = self._continuation(to_json(past, tools), to_json(new_messages))
+        follows = self._continuation(self._marks.broken(to_json(past, tools)), new)
         if follows is None:
             return None
         closed, rest = follows
@@ -184,7 +187,7 @@ class ChatTemplateRenderer:
                 writes a reply in another way than it asks for one.
         """
         self._tools_shape(tools)
-        plain, declared = from_json(to_json(messages, tools))
+        plain, declared = from_json(self._marks.broken_before(messages, tools))
         asked = self._text(plain[:-1], True, declared)
         written = self._text(plain, False, declared)
         reasoning = plain[-1].get("reasoning_content")

@@ -22,7 +22,9 @@ from renderers.configs import config_from_name
 from loops_cookbook.errors import ModelError
 from loops_cookbook.messages import MalformedToolCall, Message, Tool, ToolCall
 from loops_cookbook.renderers.base import ParsedReply
+from loops_cookbook.renderers.marks import TurnMarks
 from loops_cookbook.renderers.plain import PlainMessages, from_json, to_json
+from loops_cookbook.renderers.prime_tokenizer import PrimeTokenizer
 from loops_cookbook.renderers.probe import ThinkingRetention
 from loops_cookbook.renderers.supervised import reply_text, up_to_stop
 from loops_cookbook.renderers.tokenizers import ChatTokenizer
@@ -94,7 +96,7 @@ class PrimeRenderer:
         self._atomic = tokenizer.atomic_ids()
         self._prompt = functools.lru_cache(REMEMBERED)(self._render)
         try:
-            made = create(_PrimeTokenizer(tokenizer, known_as), config)  # pyright: ignore[reportArgumentType]
+            made = create(PrimeTokenizer(tokenizer, known_as), config)  # pyright: ignore[reportArgumentType]
             self._prime = cast(_Prime, cast(object, made))
             self._asked = self._prompt(to_json(_ASKED)).tolist()
         except Exception as error:  # foreign code, which asserts what it needs
@@ -102,6 +104,7 @@ class PrimeRenderer:
                 f"{class_name} does not fit the tokenizer of {tokenizer.name} ({error}): "
                 'leave [model] renderer out, or set it to "ChatTemplateRenderer"'
             ) from error
+        self._marks = TurnMarks(tokenizer, lambda said: self._written(to_json(said), ask=True))
         self._why_no_tools = self._no_tools()
 
     @property
@@ -148,7 +151,7 @@ class PrimeRenderer:
         """
         if tools and self._why_no_tools:
             raise ValueError(self._why_no_tools)
-        return self._prompt(to_json(messages, tools))
+        return self._prompt(self._marks.broken(to_json(messages, tools)))
 
     def extend(
         self,
@@ -162,7 +165,7 @@ class PrimeRenderer:
         Raises:
             ValueError: a content is not text.
         """
-        new, declared = _unpack(to_json(new_messages, tools))
+        new, declared = _unpack(self._marks.broken(to_json(new_messages, tools)))
         try:
             bridged = self._prime.bridge_to_next_turn(
                 cast(list[int], prompt_ids.tolist()),
@@ -185,7 +188,7 @@ class PrimeRenderer:
             ValueError: a content is not text, or the format refuses these messages.
         """
         asked = self.render(messages[:-1], tools)
-        written = self._written(to_json(messages, tools), ask=False)
+        written = self._written(self._marks.broken_before(messages, tools), ask=False)
         ids = written[len(asked) :]
         if not np.array_equal(written[: len(asked)], asked):
             reasoning = messages[-1].get("reasoning_content")
@@ -321,35 +324,6 @@ class _Prime(Protocol):
     ) -> _Parsed: ...
 
     def get_stop_token_ids(self) -> list[int]: ...
-
-
-class _PrimeTokenizer:
-    """Our tokenizer with the names that Prime's renderers call it by."""
-
-    def __init__(self, tokenizer: ChatTokenizer, known_as: str) -> None:
-        special = tokenizer.special_tokens
-        self._tokenizer = tokenizer
-        self.name_or_path = known_as
-        self.chat_template = tokenizer.template
-        self.unk_token_id = tokenizer.id_of(special.get("unk_token", ""))
-        self.eos_token_id = tokenizer.id_of(special.get("eos_token", ""))
-
-    def encode(self, text: str, *_: object, **__: object) -> list[int]:
-        return self._tokenizer.encode(text)
-
-    def decode(self, token_ids: Sequence[int] | int, *_: object, **__: object) -> str:
-        ids = [token_ids] if isinstance(token_ids, int) else list(token_ids)
-        return self._tokenizer.decode(ids)
-
-    def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> int | list[int | None] | None:
-        if isinstance(tokens, str):
-            return self._tokenizer.id_of(tokens)
-        return [self._tokenizer.id_of(token) for token in tokens]
-
-    def __call__(self, text: str, **_: object) -> dict[str, object]:
-        """Ids and where each stands in the text; some formats attribute tokens by it."""
-        encoding = self._tokenizer.backend.encode(text, add_special_tokens=False)
-        return {"input_ids": encoding.ids, "offset_mapping": encoding.offsets}
 
 
 def _class_name(short: str) -> str:

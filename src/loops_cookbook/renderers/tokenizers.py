@@ -17,6 +17,11 @@ from typing import cast
 from tokenizers import AddedToken, Tokenizer
 
 from loops_cookbook.errors import ModelError
+from loops_cookbook.messages import well_formed
+from loops_cookbook.problems import found
+
+BREAK = "\ufdd0\ufdd1"
+"""Where `encode` begins anew. Unicode keeps these two for a program's own use: no text has them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,13 +41,16 @@ class ChatTokenizer:
     def encode(self, text: str) -> list[int]:
         """Ids of a text, in which special tokens are recognised and none is added.
 
+        A token that a `BREAK` stands in is not recognised. A lone surrogate is read as U+FFFD.
+
         Raises:
             ValueError: the vocabulary has no token for a part of the text.
         """
-        try:
-            return self.backend.encode(text, add_special_tokens=False).ids
-        except Exception as error:  # the library raises bare `Exception`
-            raise ValueError(f"the tokenizer of {self.name} refuses {text!r}: {error}") from error
+        return [i for piece in self.pieces(text) for i in self._encode(piece)]
+
+    def pieces(self, text: str) -> list[str]:
+        """What `encode` gives to the tokenizer, one after another."""
+        return well_formed(text).split(BREAK)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids, special tokens included."""
@@ -59,6 +67,19 @@ class ChatTokenizer:
     def atomic_ids(self) -> frozenset[int]:
         """Ids of tokens that no neighbouring text can merge with: special and added ones."""
         return frozenset(self.backend.get_added_tokens_decoder())
+
+    def special_ids(self) -> frozenset[int]:
+        """Ids of tokens that the tokenizer declares to be no text."""
+        added = self.backend.get_added_tokens_decoder()
+        return frozenset(number for number, token in added.items() if token.special)
+
+    def _encode(self, text: str) -> list[int]:
+        try:
+            return self.backend.encode(text, add_special_tokens=False).ids
+        except Exception as error:  # the library raises bare `Exception`
+            raise ValueError(
+                f"the tokenizer of {self.name} refuses {found(text)}: {error}"
+            ) from error
 
 
 def load_tokenizer(folder: Path, *, name: str | None = None) -> ChatTokenizer:

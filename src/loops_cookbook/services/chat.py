@@ -18,7 +18,7 @@ import anyio
 import httpx
 
 from loops_cookbook.errors import ServiceError, ServiceRefused
-from loops_cookbook.messages import MalformedToolCall, ToolCall, text_of
+from loops_cookbook.messages import MalformedToolCall, ToolCall, text_of, well_formed
 from loops_cookbook.services.base import ChatAnswer, ChatRequest
 from loops_cookbook.services.network import sockets
 from loops_cookbook.services.transport import (
@@ -84,9 +84,10 @@ def body_of(request: ChatRequest, settings: ChatSettings) -> bytes:
     if request.tool_choice is not None:
         body["tool_choice"] = request.tool_choice
     try:
-        return json.dumps({**body, **settings.extra_body}, ensure_ascii=False).encode()
+        text = json.dumps({**body, **settings.extra_body}, ensure_ascii=False)
     except (TypeError, ValueError) as error:
         raise ChatFormatError(f"the messages are not plain JSON: {error}") from error
+    return well_formed(text).encode()
 
 
 def answer_of(body: bytes) -> ChatAnswer:

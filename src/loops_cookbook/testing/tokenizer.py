@@ -13,7 +13,7 @@ from typing import ClassVar, cast
 
 import numpy as np
 
-from loops_cookbook.messages import Message, Tool, text_of
+from loops_cookbook.messages import Message, Tool, text_of, well_formed
 from loops_cookbook.renderers.base import ParsedReply
 from loops_cookbook.renderers.tool_calls import Marked, read_calls
 from loops_cookbook.tokens import Ids
@@ -60,7 +60,7 @@ class ByteTokenizer:
 
     def spell(self, text: str) -> list[int]:
         """A text byte by byte, as a model may write it just as well."""
-        return list(text.encode())
+        return list(well_formed(text).encode())
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of any ids; marks are shown as `<|user|>`, broken UTF-8 as U+FFFD."""
