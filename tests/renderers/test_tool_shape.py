@@ -176,6 +176,23 @@ def test_results_that_name_their_calls_extend_by_the_ids_of_the_reply(make_rende
     )
 
 
+def test_the_results_of_several_calls_extend_where_a_template_writes_only_one(make_renderer):
+    """Llama 3.1's refuses a past reply of two calls: the attempt failed, for what a model said."""
+    renderer = make_renderer("bare")
+    prompt = renderer.render([ASK], [WEATHER])
+    text = "; ".join(said("bare", "", {"city": city}) for city in ("Oslo", "Rome"))
+    sampled = ids_of([*ids(renderer, text), *renderer.stop_token_ids[:1]])
+    reply = message(renderer, sampled)
+    extended = renderer.extend(prompt, sampled, results(reply, "cold", "warm"), [WEATHER])
+
+    assert len(reply["tool_calls"]) == 2
+    head = "<|start|>{}<|end|>\n\n"
+    assert renderer.decode(extended[len(prompt) + len(sampled) :]) == (
+        f'{head.format("ipython")}"cold"<|eot|>{head.format("ipython")}"warm"<|eot|>'
+        f"{head.format('assistant')}"
+    )
+
+
 @pytest.mark.parametrize("template", ["hermes", "xml_tools"])
 def test_a_user_may_speak_after_results(make_renderer, template):
     renderer = make_renderer(template)

@@ -167,8 +167,10 @@ class ChatTemplateRenderer:
         calls = [(call.id, call.name) for call in reply.tool_calls]
         answers = bool(new_messages) and new_messages[0].get("role") == "tool"
         new = self._marks.broken(to_json(new_messages))
-        past = past_calls(calls) if answers and calls else PAST
-        follows = self._continuation(self._marks.broken(to_json(past, tools)), new)
+        follows = None
+        # Some templates refuse a reply of several calls. What follows one is read off them then.
+        for past in [past_calls(calls), past_calls(calls[:1])] if answers and calls else [PAST]:
+            follows = follows or self._continuation(self._marks.broken(to_json(past, tools)), new)
         if follows is None:
             return None
         closed, rest = follows
