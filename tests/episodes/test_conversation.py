@@ -631,8 +631,11 @@ async def test_messages_that_cannot_be_used_are_refused_with_their_place(
 @pytest.mark.parametrize(
     ("ask", "said"),
     [
-        (lambda c: c.generate([user("?")], max_tokens=0), "max_tokens=0: use 1 or more"),
-        (lambda c: c.generate([user("?")], stop=["a", ""]), "empty stop string"),
+        (
+            lambda c: c.generate([user("?")], max_tokens=0),
+            "max_tokens=0: use a whole number from 1 on",
+        ),
+        (lambda c: c.generate([user("?")], stop=["a", ""]), "and no empty one"),
         (lambda c: c.generate([user("?")], tool_choice="auto"), "and no tools"),
         (lambda c: c.generate([user("?")], tool_choice="required"), "'required': a call cannot"),
         (lambda c: c.generate([user("?")], tools=[LOOK], tool_choice=LOOK), "cannot be forced"),

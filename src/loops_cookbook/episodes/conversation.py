@@ -16,7 +16,13 @@ import anyio.lowlevel
 from loops_cookbook.attempts import Call
 from loops_cookbook.episodes.history import Asked, Ended, History, frozen
 from loops_cookbook.episodes.record import TryRecord
-from loops_cookbook.episodes.tools import Declared, chosen_tools, declared_tools
+from loops_cookbook.episodes.tools import (
+    Declared,
+    asked_limit,
+    asked_stops,
+    chosen_tools,
+    declared_tools,
+)
 from loops_cookbook.errors import EpisodeError, ServiceError
 from loops_cookbook.messages import MalformedToolCall, Message, Tool, ToolCall
 from loops_cookbook.renderers.base import ParsedReply
@@ -139,6 +145,10 @@ class Model:
         """Its name in the config."""
         return self._producer.name
 
+    def __deepcopy__(self, _: object) -> "Model":
+        """Itself: what a copy with a record of its own sampled would not be trained."""
+        return self
+
     def conversation(self, *, tools: Sequence[Tool] | None = None) -> "Conversation":
         """A conversation that is yet to begin; a model may hold several.
 
@@ -165,6 +175,10 @@ class Conversation:
         self._is_policy = is_policy
         self._is_trained = is_policy and permit.trains
         self._history = History()
+
+    def __deepcopy__(self, _: object) -> "Conversation":
+        """Itself: calls are branches already, and a record of its own would not be trained."""
+        return self
 
     async def generate(
         self,
@@ -251,12 +265,9 @@ class Conversation:
         self, max_tokens: int | None, stop: str | Sequence[str] | None
     ) -> tuple[int, tuple[str, ...]]:
         params = self._record.place.params
-        if max_tokens is not None and max_tokens < 1:
-            raise EpisodeError(f"generate() was given max_tokens={max_tokens}: use 1 or more")
-        stops = params.stop if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)
-        if "" in stops:
-            raise EpisodeError("generate() was given an empty stop string: leave it out")
-        return max_tokens or params.max_tokens, stops
+        limit = params.max_tokens if max_tokens is None else asked_limit(max_tokens)
+        stops = params.stop if stop is None else asked_stops(stop)
+        return limit, stops
 
     async def _prompt(self, asked: Asked) -> tuple[Ids, Origin]:
         renderer, earlier, tools = self._policy.renderer, asked.earlier, asked.declared.tools

@@ -137,7 +137,9 @@ def _key(index: int, message: object) -> _Key:
     if content is None and role != "assistant":
         raise EpisodeError(f"{where} ({role}) has no content: give it a string")
     try:
-        return canonical(message)
+        key = canonical(message)
+        hash(key)
+        return key
     except (ValueError, TypeError, AttributeError) as error:
         raise EpisodeError(f"{where} ({role}) is not in OpenAI form: {error}") from error
 

@@ -8,6 +8,7 @@ cannot be promised by a model that is sampled freely, and is refused rather than
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import cast
 
 from loops_cookbook.errors import EpisodeError
@@ -81,6 +82,34 @@ def chosen_tools(declared: Declared, tool_choice: object, renderer: Renderer) ->
             "message and read the calls from reply.content, or take another model"
         )
     return declared
+
+
+def asked_limit(max_tokens: object) -> int:
+    """The token limit that a call asks for.
+
+    Raises:
+        EpisodeError: it is no whole number from 1 on.
+    """
+    if not isinstance(max_tokens, Integral) or max_tokens < 1:
+        raise EpisodeError(
+            f"generate() was given max_tokens={found(max_tokens)}: use a whole number from 1 on"
+        )
+    return int(max_tokens)
+
+
+def asked_stops(stop: object) -> tuple[str, ...]:
+    """The stop strings that a call asks for.
+
+    Raises:
+        EpisodeError: they are neither a string nor a list of strings, or one is empty.
+    """
+    given = cast(Sequence[object], (stop,) if isinstance(stop, str) else stop)
+    if not isinstance(stop, Sequence) or not all(isinstance(s, str) and s for s in given):
+        raise EpisodeError(
+            f"generate() was given stop={found(cast(object, stop))}: use a string or a list of "
+            "strings, and no empty one"
+        )
+    return tuple(cast(Sequence[str], given))
 
 
 def _name(tool: object, where: str) -> str:
