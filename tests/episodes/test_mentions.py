@@ -1,4 +1,4 @@
-"""Names of models are read from the methods that ask for them."""
+"""Names of models, and tools, are read from the methods that ask for them."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from loops_cookbook.episodes import Episode, Grading, GroupGrading, Sampling
-from loops_cookbook.episodes.mentions import models_named
+from loops_cookbook.episodes.mentions import models_named, tools_declared
 
 HERE = Path(__file__)
 
@@ -59,3 +59,26 @@ def test_code_without_a_file_names_nothing() -> None:
         scope,
     )
     assert models_named(scope["Made"]) == {}
+
+
+class Armed(Asking):
+    async def run(self, sample: Sampling) -> None:
+        sample.model.conversation(tools=[{}])
+
+
+class Unarmed(Asking):
+    async def run(self, sample: Sampling) -> None:
+        for conversation in (sample.model.conversation(tools=None), sample.model.conversation()):
+            await conversation.generate([], tools=[])
+        sample.models["judge"].conversation(tools=[{}])
+
+
+def test_tools_have_the_place_where_the_policy_is_handed_them() -> None:
+    place = tools_declared(Armed)
+    assert place is not None
+    assert place.endswith(f"test_mentions.py:{line_of('sample.model.conversation(tools=[{}])')}")
+
+
+def test_no_tools_and_those_of_a_judge_are_none_of_the_policys() -> None:
+    assert tools_declared(Unarmed) is None
+    assert tools_declared(Asking) is None

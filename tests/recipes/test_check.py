@@ -25,6 +25,9 @@ Configuration and runtime checked; no sandbox or Loops trainer launched.
 """.splitlines()
 
 
+SHORT = ("model.max_seq_len=64", "sampling.max_tokens=8", "sampling.max_attempt_tokens=8")
+
+
 @pytest.fixture
 def pattern(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The smallest pattern, from a folder that has nothing of its own."""
@@ -157,3 +160,25 @@ def test_what_a_renderer_does_is_unknown_where_its_tokenizer_is_out_of_reach(pat
     plan = plan_run(loaded, read_environment(loaded.directory), {}, None)
     told = check_report(plan, {}).to_json()
     assert (told["turns_extend"], told["tool_results_extend"], told["tools"]) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("config", "model", "warned"),
+    [
+        ("patterns/custom_runtime/several_turns_tool", "models/counting", True),
+        ("patterns/custom_runtime/several_turns_tool", "models/tool_agent", False),
+        ("patterns/custom_runtime/sub_agents", "models/counting", False),
+    ],
+)
+def test_tools_for_a_model_that_cannot_be_given_any_are_a_warning(
+    pattern: str, config: str, model: str, warned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run loaded the engine, and then failed every attempt; `check` had said nothing."""
+    loaded = load_config(f"{config}/train.toml", [f'model.name="{model}"', *SHORT])
+    monkeypatch.syspath_prepend(str(loaded.directory))
+    plan = plan_run(loaded, read_environment(loaded.directory), {}, None)
+    told = [warning for warning in warnings_of(plan, {}) if "gives the model tools" in warning]
+    assert bool(told) is warned
+    if told:
+        assert "stock_episode.py:53: gives the model tools, and models/counting cannot" in told[0]
+        assert "the chat template does not show the model any tools" in told[0]

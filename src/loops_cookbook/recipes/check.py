@@ -8,6 +8,7 @@ confirmed it) is left out and a warning says so.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from loops_cookbook.episodes.mentions import tools_declared
 from loops_cookbook.recipes.capabilities import (
     client_warning,
     engines_of,
@@ -186,6 +187,7 @@ def warnings_of(
         *producer_warnings(plan.config.producers, values),
         *plan.detection.warnings,
         *proportion_warnings(plan),
+        *_tool_warnings(plan),
         *_mode_warnings(plan),
         *_bias_warnings(plan),
         *_set_warnings(plan),
@@ -202,6 +204,7 @@ def evaluation_warnings(
         *engine_warnings(plan, values, confirmation),
         *producer_warnings(plan.config.producers, values),
         *plan.detection.warnings,
+        *_tool_warnings(plan),
         *_set_warnings(plan),
         *sandbox_warnings(plan.config.sandbox, values),
         *plan.environment.warnings(),
@@ -254,6 +257,19 @@ def _unconfirmed(plan: AnyPlan, values: Mapping[str, str], confirmation: Confirm
     return [
         f"{plan.model.name} at max_seq_len {plan.config.model.max_seq_len} was not confirmed: "
         f"{confirmation.why_not}{needs}"
+    ]
+
+
+def _tool_warnings(plan: Plan) -> list[str]:
+    """An agent with tools before a model that cannot be given any: every attempt would fail."""
+    why, agent = plan.detection.why_no_tools, plan.code.episode_class
+    place = tools_declared(agent) if why and agent else None
+    if place is None:
+        return []
+    return [
+        f"{place}: gives the model tools, and {plan.model.name} cannot be given any ({why}), so "
+        "every attempt would fail; take another model, or describe the tools in a message and read "
+        "the calls from reply.content"
     ]
 
 
