@@ -233,6 +233,16 @@ def test_a_judge_that_does_not_is_refused_with_the_cases(
     assert KEY not in ended.out + ended.err
 
 
+@pytest.mark.slow
+def test_a_judge_without_its_key_is_told_in_one_line(copied: Callable[[str], Path]) -> None:
+    """It was a traceback."""
+    script = copied("llm_judge").with_name("validate_judge.py")
+    ended = process(script, cwd=script.parent, JUDGE_API_KEY="")
+    assert ended.status == 1
+    assert len(ended.err.splitlines()) == 1
+    assert "JUDGE_API_KEY is neither in the environment nor in .env" in ended.err
+
+
 # --- Whose service, whose runtime
 
 

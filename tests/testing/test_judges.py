@@ -10,7 +10,7 @@ from trio.testing import MockClock
 from loops_cookbook.episodes import Episode, Grading, Sampling
 from loops_cookbook.errors import ConfigError, EpisodeError, ServiceRefused, ServiceUnavailable
 from loops_cookbook.services import ChatAnswer, ChatRequest
-from loops_cookbook.testing import Line, ScriptedChat, attempt_group, open_models
+from loops_cookbook.testing import Line, ScriptedChat, attempt_group, judges, open_models
 
 pytestmark = pytest.mark.anyio
 
@@ -76,6 +76,19 @@ async def test_the_judges_of_a_config_are_opened_with_the_keys_that_a_run_would_
     (tmp_path / ".env").write_text("TESTING_JUDGE_KEY=sk-0123456789")
     async with open_models("train.toml", working_directory=tmp_path) as models:
         assert list(models) == ["judge"]
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_judge_that_cannot_be_reached_is_given_up_while_somebody_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was tried for ten minutes: measuring a judge that was not up took an hour, in silence."""
+    monkeypatch.setenv("TESTING_JUDGE_KEY", "sk-0123456789")
+    monkeypatch.setattr(judges, "PATIENCE_SECONDS", 0.01)
+    (tmp_path / "train.toml").write_text(CONFIG)
+    async with open_models("train.toml", working_directory=tmp_path) as models:
+        with pytest.raises(ServiceUnavailable, match="producer 'judge'"):
+            await models["judge"].complete(ChatRequest(({"role": "user", "content": "?"},)))
 
 
 class Nothing(BaseModel):

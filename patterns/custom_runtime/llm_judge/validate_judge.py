@@ -7,16 +7,18 @@ the config. Exit status 1: the judge is not to be trusted yet. Then look at the 
 listed, mend the rubric or take another model, and add cases of what you saw; never relabel to fit.
 """
 
-import asyncio
 import json
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import anyio
 from pydantic import BaseModel
 from support_episode import SupportEpisode, Ticket
 
+from loops_cookbook.errors import ConfigError
+from loops_cookbook.services import Chat
 from loops_cookbook.testing import Terms, attempt, open_models
 
 HERE = Path(__file__).parent
@@ -39,15 +41,20 @@ def read_cases(path: Path) -> list[Case]:
 
 async def scores(cases: Sequence[Case], config: Path) -> list[int | None]:
     """What the judge says of each case; None where it gave no score."""
-    async with open_models(config) as models:
-        terms = Terms(models=models)
-        found: list[int | None] = []
-        for case in cases:
-            tried = await attempt(SupportEpisode, case.task, replies=[case.reply], terms=terms)
-            if tried.reward is None:
-                sys.stderr.write(f"{case.task.name}: {tried.detail}\n")
-            found.append(None if tried.reward is None else round(2 * tried.reward))
-        return found
+    found: list[int | None] = [None for _ in cases]
+
+    async def grade(index: int, models: Mapping[str, Chat]) -> None:
+        case, terms = cases[index], Terms(models=models)
+        tried = await attempt(SupportEpisode, case.task, replies=[case.reply], terms=terms)
+        if tried.reward is None:
+            sys.stderr.write(f"{case.task.name}: {tried.detail}\n")
+        else:
+            found[index] = round(2 * tried.reward)
+
+    async with open_models(config) as models, anyio.create_task_group() as group:
+        for index in range(len(cases)):  # at once, up to the judge's max_concurrency
+            group.start_soon(grade, index, models)
+    return found
 
 
 def agreement(labels: Sequence[int], judged: Sequence[int | None]) -> float:
@@ -68,7 +75,10 @@ def kappa(labels: Sequence[int], judged: Sequence[int | None]) -> float:
 def main(config: Path) -> int:
     cases = read_cases(HERE / "labelled.jsonl")
     labels = [case.score for case in cases]
-    judged = asyncio.run(scores(cases, config))
+    try:
+        judged = anyio.run(scores, cases, config)
+    except ConfigError as error:  # no such config, or no key
+        sys.exit(str(error))
     for case, found in zip(cases, judged, strict=True):
         if found != case.score:
             told = {"label": case.score, "judge": found, "reply": case.reply}

@@ -97,7 +97,8 @@ class CounterLease:
             affinity_key=place.affinity_key,
         )
         self._turns.append(Turn(prompt_ids, sampled))
-        return policy.renderer.parse(sampled.ids).content or ""
+        parsed = await policy.off_load(lambda: policy.renderer.parse(sampled.ids))
+        return parsed.content or ""
 
     def _prompt(self, messages: Messages) -> Ids:
         """The recorded tokens and what is new; rendered anew where there are none, or none fit."""

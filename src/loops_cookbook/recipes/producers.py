@@ -57,9 +57,14 @@ def producer_warnings(tables: Tables, values: Mapping[str, str]) -> list[str]:
 
 @asynccontextmanager
 async def open_judges(
-    tables: Tables, values: Mapping[str, str]
+    tables: Tables, values: Mapping[str, str], *, patience_seconds: float | None = None
 ) -> AsyncGenerator[Mapping[str, Judge]]:
     """Judges that can be called, for the length of a `with` block; asks nobody anything.
+
+    Args:
+        tables: the config's `[producers]`.
+        values: where keys are looked up.
+        patience_seconds: for how long a call is tried again; None: longer than any attempt.
 
     Raises:
         ConfigError: a key is missing.
@@ -67,8 +72,10 @@ async def open_judges(
     if not tables:  # the client's libraries take a while to import
         yield {}
         return
-    from loops_cookbook.services.chat import ChatSettings, open_chat
+    from loops_cookbook.services.chat import PATIENCE, ChatSettings, open_chat
+    from loops_cookbook.services.transport import Patience
 
+    patience = PATIENCE if patience_seconds is None else Patience(patience_seconds)
     async with AsyncExitStack() as opened:
         judges: dict[str, Judge] = {}
         for name, table in tables.items():
@@ -82,7 +89,7 @@ async def open_judges(
                 max_tokens=table.max_tokens,
                 extra_body=table.extra_body,
             )
-            chat = await opened.enter_async_context(open_chat(settings))
+            chat = await opened.enter_async_context(open_chat(settings, patience=patience))
             judges[name] = Judge(name, cast(Chat, chat), where(table))
         yield judges
 

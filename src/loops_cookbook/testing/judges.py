@@ -21,6 +21,9 @@ from loops_cookbook.services.base import Chat, ChatAnswer, ChatRequest
 from loops_cookbook.testing.scripted import Line
 from loops_cookbook.testing.tokenizer import PlainRenderer
 
+PATIENCE_SECONDS = 20.0
+"""Less than an attempt's clock for grading: somebody waits for the answer, or for the reason."""
+
 ChatStep: TypeAlias = str | Line | ChatAnswer | Exception
 """What one call of a judge comes to: a text, a `Line` (its text and seconds), an answer in full,
 with tool calls say, or an exception, which is raised."""
@@ -79,7 +82,8 @@ async def open_models(
 ) -> AsyncGenerator[Mapping[str, Chat]]:
     """The models of a config's `[producers]`, to be called for real, by name.
 
-    Put them in `Terms(models=...)` to grade scripted replies with them.
+    Put them in `Terms(models=...)` to grade scripted replies with them. One that cannot be reached
+    is given up after 20 seconds, where a run goes on trying.
 
     Args:
         config: the config's file; keys come from the environment and `.env`, as in a run.
@@ -92,7 +96,8 @@ async def open_models(
     rl = loaded.of_recipe(RLConfig)
     read = read_environment(loaded.directory, working_directory=working_directory)
     values = {**read.values, **os.environ}
-    async with open_judges(rl.config.producers if rl else {}, values) as judges:
+    tables = rl.config.producers if rl else {}
+    async with open_judges(tables, values, patience_seconds=PATIENCE_SECONDS) as judges:
         yield {name: judge.chat for name, judge in judges.items()}
 
 
