@@ -8,7 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from loops_cookbook.cli.app import app
-from loops_cookbook.cli.init import make_project
+from loops_cookbook.cli.init import copy_example, make_project
+from loops_cookbook.config.bundled import bundled_configs, bundled_root
 from loops_cookbook.config.imports import import_class
 from loops_cookbook.config.load import load_config
 from loops_cookbook.episodes import Episode
@@ -87,3 +88,47 @@ def test_the_projects_own_test_passes(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "patterns/custom_runtime/group_ranking/train.toml",
+        "patterns/custom_runtime/group_ranking/",
+        "group_ranking",
+    ],
+)
+def test_an_example_is_copied_by_any_of_its_names(tmp_path: Path, name: str) -> None:
+    directory = tmp_path / "a" / "mine"
+    result = CliRunner().invoke(app, ["init", str(directory), "--example", name])
+    assert result.exit_code == 0
+    copied = {path.name: path.read_bytes() for path in directory.iterdir()}
+    bundled = bundled_root() / "patterns" / "custom_runtime" / "group_ranking"
+    assert set(copied) == {"shortest_episode.py", "tasks.jsonl", "train.toml"}
+    assert all(copied[name] == (bundled / name).read_bytes() for name in copied)
+    assert result.stdout.splitlines()[-1] == f"Next: loops check {directory / 'train.toml'}"
+
+
+def test_every_example_can_be_copied_whole_and_without_what_is_made_of_it(tmp_path: Path) -> None:
+    for number, config in enumerate(bundled_configs()):
+        made = copy_example(str(config), tmp_path / str(number))
+        assert load_config(tmp_path / str(number) / "train.toml").config
+        assert not any({"runs", "__pycache__"} & set(path.parts) for path in made)
+
+
+@pytest.mark.parametrize(
+    ("name", "guess"), [("grup_ranking", "did you mean group_ranking"), ("zz", "`loops examples`")]
+)
+def test_an_example_that_is_not_there_is_refused_with_a_guess(
+    tmp_path: Path, name: str, guess: str
+) -> None:
+    with pytest.raises(UsageError, match=guess):
+        copy_example(name, tmp_path / "a")
+    assert not (tmp_path / "a").exists()
+
+
+def test_an_example_is_written_over_nothing(tmp_path: Path) -> None:
+    (tmp_path / "tasks.jsonl").write_text("mine")
+    with pytest.raises(UsageError, match=r"holds some of a project's files \(tasks.jsonl\)"):
+        copy_example("group_ranking", tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["tasks.jsonl"]

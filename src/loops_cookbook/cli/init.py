@@ -1,15 +1,19 @@
-"""`loops init DIR`: a project to start from, copied from the folder `project` beside this module.
+"""`loops init DIR`: a project to start from, or with `--example` a bundled one to change.
 
-Nothing that is there already is touched: where one of the files exists, none is written.
+The project is copied from the folder `project` beside this module. Nothing that is there already
+is touched: where one of the files exists, none is written.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from loops_cookbook.cli.options import DebugOption
+from loops_cookbook.config.bundled import bundled_configs, bundled_root
 from loops_cookbook.errors import UsageError
+from loops_cookbook.problems import nearest
 
 _TEMPLATE = Path(__file__).with_name("project")
 
@@ -21,12 +25,58 @@ def init(
     directory: Annotated[
         Path, typer.Argument(metavar="DIR", help="The folder to make.", show_default=False)
     ],
+    example: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Copy a bundled example or pattern instead; `loops examples` lists them.",
+            show_default=False,
+        ),
+    ] = None,
     debug: DebugOption = False,
 ) -> None:
     """Make a project to start from: Episode, test, tasks, config."""
-    made = make_project(directory)
-    typer.echo(f"Made {directory}: {', '.join(path.name for path in made)}")
+    made = make_project(directory) if example is None else copy_example(example, directory)
+    typer.echo(f"Made {directory}: {', '.join(str(path.relative_to(directory)) for path in made)}")
     typer.echo(f"Next: loops check {directory / 'train.toml'}")
+
+
+def copy_example(name: str, directory: Path) -> list[Path]:
+    """Copy the folder of a bundled config; the paths of all files.
+
+    Args:
+        name: as `loops examples` lists it, or its folder's path or name: `group_ranking`.
+        directory: where to; what it needs is made.
+
+    Raises:
+        UsageError: there is no such example, one of its files is there already, or the folder
+            cannot be made.
+    """
+    folder = bundled_root() / _example(name)
+    return _written(
+        {
+            directory / source.relative_to(folder): source.read_bytes()
+            for source in sorted(folder.rglob("*"))
+            if source.is_file() and not _is_left(source.relative_to(folder))
+        },
+        directory,
+    )
+
+
+def _example(name: str) -> Path:
+    folders = [config.parent for config in bundled_configs()]
+    asked = name.strip("/").removesuffix("/train.toml")
+    for folder in folders:
+        if asked in (str(folder), folder.name):
+            return folder
+    near = nearest(asked, [folder.name for folder in folders])
+    guess = f"did you mean {near}?" if near else "`loops examples` lists those that are bundled"
+    raise UsageError(f"--example {name}: no such example; {guess}")
+
+
+def _is_left(path: Path) -> bool:
+    """What a run or an import made in a checkout is no part of an example."""
+    return path.parts[0] == "runs" or "__pycache__" in path.parts
 
 
 def make_project(directory: Path) -> list[Path]:
@@ -35,23 +85,30 @@ def make_project(directory: Path) -> list[Path]:
     Raises:
         UsageError: one of them is there already, or the folder cannot be made.
     """
-    texts = {
-        directory / _DOTTED.get(source.name, source.name): source.read_text(encoding="utf-8")
-        for source in sorted(_TEMPLATE.iterdir())
-        if source.is_file()
-    }
-    there = [path.name for path in texts if path.exists() or path.is_symlink()]
+    return _written(
+        {
+            directory / _DOTTED.get(source.name, source.name): source.read_bytes()
+            for source in sorted(_TEMPLATE.iterdir())
+            if source.is_file()
+        },
+        directory,
+    )
+
+
+def _written(files: Mapping[Path, bytes], directory: Path) -> list[Path]:
+    there = [path.name for path in files if path.exists() or path.is_symlink()]
     if there:
-        what = "a project already" if len(there) == len(texts) else "some of a project's files"
+        what = "a project already" if len(there) == len(files) else "some of a project's files"
         raise UsageError(
             f"{directory}: holds {what} ({', '.join(there)}), and none is written over; name "
             "another folder, or move them away"
         )
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        for path, text in texts.items():
-            path.write_text(text, encoding="utf-8", newline="\n")
+        for path, content in files.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
     except OSError as error:
         reason = error.strerror or str(error)
         raise UsageError(f"{directory}: cannot be made: {reason}; name another folder") from error
-    return list(texts)
+    return list(files)
