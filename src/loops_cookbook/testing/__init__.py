@@ -9,9 +9,10 @@ from loops_cookbook.testing.scripted import (
     Script,
     ScriptedSampler,
     ScriptedService,
+    Step,
     TrainedBatch,
 )
-from loops_cookbook.testing.tokenizer import ByteTokenizer, PlainRenderer
+from loops_cookbook.testing.tokenizer import ByteTokenizer, PlainRenderer, tool_call
 
 __all__ = [
     "ByteTokenizer",
@@ -25,6 +26,7 @@ __all__ = [
     "ScriptedChat",
     "ScriptedSampler",
     "ScriptedService",
+    "Step",
     "Terms",
     "TrainedBatch",
     "Tried",
@@ -32,4 +34,5 @@ __all__ = [
     "attempt",
     "attempt_group",
     "open_models",
+    "tool_call",
 ]

@@ -19,7 +19,7 @@ from loops_cookbook.episodes.episode import Episode, declared
 from loops_cookbook.episodes.runtime import create_runtime
 from loops_cookbook.errors import EpisodeError
 from loops_cookbook.learning.advantages import judge
-from loops_cookbook.problems import problems_in
+from loops_cookbook.problems import found, problems_in
 from loops_cookbook.recipes.sandboxes import sandboxes_of
 from loops_cookbook.rollouts.attempt import GroupStart
 from loops_cookbook.rollouts.group import run_group
@@ -143,21 +143,17 @@ async def attempt_group(
     Args:
         episode_class: the Episode.
         task: the task's value, or a mapping that its model validates.
-        replies: a script for each attempt: what the policy answers in it.
+        replies: a script for each attempt, `[["yes"], ["no"]]`: what the policy answers in it.
         options: the options, or a mapping that their model validates.
         terms: what a config would set, and what other models answer.
 
     Raises:
-        EpisodeError: the class, the task or the options cannot be used.
+        EpisodeError: the class, the task, the options or a script cannot be used.
     """
     terms = terms or Terms()
     says = declared(episode_class)
     value = _validated(says.task_model, task, "the task")
-    given = (
-        None
-        if says.options_model is None
-        else _validated(says.options_model, options or {}, "options")
-    )
+    given = _options(says.options_model, options)
     name = getattr(value, "name", None)
     made: Task[BaseModel] = Task(0, name if isinstance(name, str) else "test", value, "test")
     samplers = [ScriptedSampler(script) for script in replies]
@@ -266,6 +262,17 @@ def _chat(answers: ChatScript | Chat) -> Chat:
     if callable(answers) or isinstance(answers, Sequence):
         return ScriptedChat(answers)
     return answers
+
+
+def _options(model: type[BaseModel] | None, given: object) -> BaseModel | None:
+    if model is not None:
+        return _validated(model, given or {}, "options")
+    if given is not None:
+        raise EpisodeError(
+            f"attempt() was given the options {found(given)}, and the Episode takes none: name "
+            "their model in its bases, Episode[MyTask, MyOptions], or leave them out"
+        )
+    return None
 
 
 def _validated(model: type[ModelT], given: object, what: str) -> ModelT:

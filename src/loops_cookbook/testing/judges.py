@@ -18,7 +18,7 @@ from loops_cookbook.config.rl import RLConfig
 from loops_cookbook.errors import ServiceRefused
 from loops_cookbook.recipes.producers import open_judges
 from loops_cookbook.services.base import Chat, ChatAnswer, ChatRequest
-from loops_cookbook.testing.scripted import Line
+from loops_cookbook.testing.scripted import Line, require_script
 from loops_cookbook.testing.tokenizer import PlainRenderer
 
 PATIENCE_SECONDS = 20.0
@@ -39,6 +39,7 @@ class ScriptedChat:
     """
 
     def __init__(self, script: ChatScript) -> None:
+        require_script(script, str, Line, ChatAnswer, Exception)
         self.requests: list[ChatRequest] = []
         """All that it was asked, in order."""
         self._script = script

@@ -9,13 +9,14 @@ is raised.
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, cast
 
 import anyio
 import numpy as np
 
-from loops_cookbook.errors import ServiceRefused
+from loops_cookbook.errors import EpisodeError, ServiceRefused
 from loops_cookbook.learning.datums import Datum
+from loops_cookbook.problems import found
 from loops_cookbook.services.base import AdamParams, LossSpec, SampleParams, StepResult
 from loops_cookbook.testing.tokenizer import ByteTokenizer
 from loops_cookbook.tokens import Ids, Logprobs, SampledTokens, ids_of, logprobs_of
@@ -42,6 +43,29 @@ Step: TypeAlias = str | Line | Exception
 Script: TypeAlias = Sequence[Step] | Callable[[str, int], Step]
 """A step for each call, in the order in which they arrive; or a function of the prompt's text
 and the number of the call, from 0."""
+
+
+def require_script(script: object, *steps: type) -> None:
+    """Refuse what is no script before it is played.
+
+    Args:
+        script: what somebody gave for one.
+        steps: the types of its steps.
+
+    Raises:
+        EpisodeError: it is a text, whose letters would be the replies, or has steps that are none.
+    """
+    if callable(script):
+        return
+    if isinstance(script, str) or not isinstance(script, Sequence):
+        raise EpisodeError(
+            f"a script of replies is {found(script)}: pass a list with a step for each model call, "
+            'such as ["yes"], or a function'
+        )
+    for index, step in enumerate(cast(Sequence[object], script)):
+        if not isinstance(step, steps):
+            named = ", ".join(each.__name__ for each in steps)
+            raise EpisodeError(f"step {index} of a script is {found(step)}: use one of {named}")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,6 +100,7 @@ class ScriptedSampler:
         seconds: float = 0.0,
         policy_version: int = 0,
     ) -> None:
+        require_script(script, str, Line, Exception)
         self.tokenizer = tokenizer or ByteTokenizer()
         self.policy_version = policy_version
         self.calls: list[SampleCall] = []

@@ -145,6 +145,12 @@ class PlainRenderer:
         return [tokenizer.role_ids[role], *tokenizer.encode(text), tokenizer.end_id]
 
 
+def tool_call(name: str, /, **arguments: object) -> str:
+    """A call as a scripted model writes it: `"I look. " + tool_call("look", at="sea")`."""
+    body = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
+    return f"{_CALLS.opens}{body}{_CALLS.closes}"
+
+
 def _declared(tools: Sequence[Tool]) -> str:
     return "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
 
