@@ -9,7 +9,7 @@ prompt tokens are context in it, never trained.
 
 from collections.abc import Sequence as AbstractSequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -70,12 +70,22 @@ class Turn:
     sampled: SampledTokens
     origin: Origin = "first"
 
+    def __post_init__(self) -> None:
+        if not isinstance(cast(object, self.prompt_ids), np.ndarray) or self.prompt_ids.ndim != 1:
+            raise TypeError("a Turn's prompt_ids are no array of one dimension: use ids_of(...)")
+        if not isinstance(cast(object, self.sampled), SampledTokens):
+            raise TypeError("a Turn's sampled is no SampledTokens: keep what the sampler gave")
+
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
     """The turns of one attempt with the trained policy, in the order in which they ended."""
 
     turns: tuple[Turn, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not all(isinstance(cast(object, turn), Turn) for turn in self.turns):
+            raise TypeError("a Trajectory holds something else than Turns")
 
     @property
     def sampled_tokens(self) -> int:

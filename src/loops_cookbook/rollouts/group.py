@@ -17,7 +17,7 @@ from loops_cookbook.rollouts.grading import graded, rewards_of
 from loops_cookbook.rollouts.jobs import Job
 from loops_cookbook.rollouts.limits import PhaseSlot
 from loops_cookbook.rollouts.trial import MARGIN_SECONDS, AttemptContext, group_label, ungraded
-from loops_cookbook.runtimes.base import Graded
+from loops_cookbook.runtimes.base import Graded, Recorded, recorded_of
 
 
 async def run_group(
@@ -125,7 +125,8 @@ def _with_all_calls(finished: Finished) -> Attempt:
     """The attempt with the calls that its lease has recorded since, such as a judge's."""
     if finished.lease is None:
         return finished.attempt
-    return replace(finished.attempt, calls=finished.lease.recorded().calls)
+    before = Recorded(calls=finished.attempt.calls)
+    return replace(finished.attempt, calls=recorded_of(finished.lease, before).calls)
 
 
 async def _group_grade(

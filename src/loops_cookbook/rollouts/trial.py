@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
@@ -27,7 +27,7 @@ from loops_cookbook.rollouts.grading import graded, reward_of
 from loops_cookbook.rollouts.jobs import Job
 from loops_cookbook.rollouts.keeper import Keeper
 from loops_cookbook.rollouts.limits import Limits, PhaseSlot, Room
-from loops_cookbook.runtimes.base import Clocks, Lease, Place, Recorded, Runtime
+from loops_cookbook.runtimes.base import Clocks, Lease, Place, Recorded, Runtime, recorded_of
 from loops_cookbook.services.base import SampleParams
 from loops_cookbook.tasks import Task
 
@@ -282,20 +282,12 @@ class Trial:
             logger.warning("%s: %s", self._job.label, told("release", fault))
 
     def _calls(self) -> int:
-        return len(self._seen().calls)
+        return 0 if self.lease is None else len(recorded_of(self.lease, self.recorded).calls)
 
     def _look(self) -> None:
         """Take what the lease has recorded so far."""
-        self.recorded = self._seen()
-
-    def _seen(self) -> Recorded:
-        """What the lease shows; where it cannot, what is known of it, and why it failed."""
-        if self.lease is None:
-            return self.recorded
-        try:
-            return self.lease.recorded()
-        except Exception as error:  # a runtime is user code
-            return replace(self.recorded, failure=error)
+        if self.lease is not None:
+            self.recorded = recorded_of(self.lease, self.recorded)
 
     def _fail(self, phase: str, error: Exception) -> None:
         if isinstance(error, Discard):

@@ -9,12 +9,14 @@ happened. The scheduler owns every clock and every slot; a runtime that says so 
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
-from typing import Protocol, Self
+from dataclasses import dataclass, field, replace
+from typing import Protocol, Self, cast
 
 from pydantic import BaseModel
 
 from loops_cookbook.attempts import Attempt, Call, Scalar
+from loops_cookbook.errors import EpisodeError
+from loops_cookbook.problems import found
 from loops_cookbook.runtimes.producers import Producers
 from loops_cookbook.sandboxes.source import SandboxSource
 from loops_cookbook.services.base import SampleParams
@@ -135,6 +137,16 @@ class Recorded:
     failure: Exception | None = None
     """A model call that failed for good, also where the agent swallowed it."""
 
+    def __post_init__(self) -> None:
+        if not isinstance(cast(object, self.trajectory), Trajectory):
+            raise TypeError(
+                f"a Recorded's trajectory is {found(self.trajectory)}: use Trajectory(turns)"
+            )
+        if not all(len(turn.prompt_ids) for turn in self.trajectory.turns):
+            raise ValueError(
+                "a recorded turn has an empty prompt: nothing predicts its first sampled token"
+            )
+
 
 class Lease(Protocol):
     """One try of one attempt."""
@@ -154,6 +166,18 @@ class Lease(Protocol):
     def recorded(self) -> Recorded:
         """What the try left."""
         ...
+
+
+def recorded_of(lease: Lease, before: Recorded) -> Recorded:
+    """What a try left so far; where its lease cannot tell, what it left before, and the failure."""
+    try:
+        recorded = cast(object, lease.recorded())
+    except Exception as error:  # user code may raise anything
+        return replace(before, failure=before.failure or error)
+    if isinstance(recorded, Recorded):
+        return recorded
+    fault = EpisodeError(f"recorded() of a lease gave {found(recorded)}: give a Recorded")
+    return replace(before, failure=before.failure or fault)
 
 
 @dataclass(frozen=True, slots=True)
