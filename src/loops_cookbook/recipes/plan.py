@@ -21,6 +21,7 @@ from loops_cookbook.episodes.episode import Episode, declared
 from loops_cookbook.episodes.mentions import models_named
 from loops_cookbook.errors import EpisodeError
 from loops_cookbook.problems import nearest
+from loops_cookbook.recipes.own_runtime import declared_model, made_runtime
 from loops_cookbook.recipes.own_service import OwnService
 from loops_cookbook.recipes.policy import find_policy
 from loops_cookbook.recipes.producers import planned_judges
@@ -118,7 +119,8 @@ class Plan:
         checked = CheckedSampler(sampler, vocabulary=self.vocabulary)
         producers = Producers(Policy(MAIN, checked, renderer, limiter), self.others)
         context = _context(self.config, self.tasks, self.code, producers)
-        return self.code.create_runtime(replace(context, sandboxes=self.sandboxes))
+        context = replace(context, sandboxes=self.sandboxes)
+        return made_runtime(self.code.create_runtime, context, self.config.runtime)
 
 
 def plan_run(
@@ -148,7 +150,8 @@ def plan_run(
     )
     others = planned_judges(config.producers)
     producers = Producers(cast(Policy, _NotLaunched()), others)
-    capabilities = code.create_runtime(_context(config, tasks, code, producers)).capabilities
+    context = _context(config, tasks, code, producers)
+    runtime = made_runtime(code.create_runtime, context, config.runtime)
     return Plan(
         loaded=loaded,
         environment=environment,
@@ -160,7 +163,7 @@ def plan_run(
         tasks=tasks,
         sets=sets,
         detection=policy.detection,
-        capabilities=capabilities,
+        capabilities=runtime.capabilities,
         others=others,
         own_service=policy.own_service,
     )
@@ -195,12 +198,11 @@ class _NotLaunched:
 def _user_code(loaded: LoadedConfig[RLConfig]) -> UserCode:
     config = loaded.config
     factory = import_callable(config.runtime, loaded.directory, key="runtime")
-    options = loaded.options(
-        getattr(factory, "options_model", None), config.runtime_options, place=("runtime_options",)
-    )
+    options_model = declared_model(factory, "options_model", config.runtime)
+    options = loaded.options(options_model, config.runtime_options, place=("runtime_options",))
     if config.episode.class_ is None:
         loaded.options(None, config.episode.options, place=("episode", "options"))
-        task_model = getattr(factory, "task_model", AnyTask)
+        task_model = declared_model(factory, "task_model", config.runtime) or AnyTask
         return UserCode(factory, options, None, None, task_model)
     episode_class = import_class(
         config.episode.class_, loaded.directory, key="episode.class", base=Episode
