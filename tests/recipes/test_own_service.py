@@ -5,14 +5,22 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from loops_cookbook.errors import ConfigError, EpisodeError, ServiceError, ServiceRefused
+from loops_cookbook.learning.datums import Datum
 from loops_cookbook.recipes.check import check_report, warnings_of
 from loops_cookbook.recipes.launch import open_service, require_service
 from loops_cookbook.recipes.own_service import OwnService, open_own_service
 from loops_cookbook.rundir.layout import RunFolder
-from loops_cookbook.services.base import AdamParams, LossSpec, SampleParams, ServiceContext
+from loops_cookbook.services.base import (
+    AdamParams,
+    LossSpec,
+    SampleParams,
+    ServiceContext,
+    StepResult,
+)
 from loops_cookbook.testing import RecordingTrainer, ScriptedService
 from loops_cookbook.tokens import ids_of
 
@@ -189,6 +197,69 @@ async def test_a_fault_of_its_trainer_is_told_as_its_own_and_a_service_error_pas
         with pytest.raises(told, match=words):
             await opened.trainer.train([], LossSpec("cispo"), AdamParams(1e-3), key="update-1")
         assert await opened.trainer.publish(key="update-1") == 1
+
+
+DATUM = Datum(ids_of([1, 2]), ids_of([2, 3]), weights=np.ones(2, np.float32))
+ROWS = (np.zeros(2, np.float32),)
+
+
+class Wrong(RecordingTrainer):
+    """Returns what it was made with."""
+
+    def __init__(self, returned: Any) -> None:
+        super().__init__()
+        self.returned = returned
+
+    async def train(self, *_: Any, **__: Any) -> Any:
+        return self.returned
+
+    publish = score = save = load = train
+
+
+@pytest.mark.parametrize(
+    ("what", "returned", "words"),
+    [
+        ("train", None, "train returned null; return a value of type StepResult"),
+        ("train", StepResult(0.0, (), {}), "train returned logprobs that do not fit the batch"),
+        ("train", StepResult(0.0, (ROWS[0][:1],), {}), "logprobs that do not fit the batch"),
+        ("train", StepResult(0.0, ROWS[0].tolist(), {}), "logprobs that do not fit the batch"),
+        ("publish", "1", "publish returned '1'; return a value of type int"),
+        ("score", None, "score returned logprobs that do not fit the batch"),
+        ("save", None, "save returned null; return a value of type str"),
+        ("load", None, "load returned null; return a value of type int"),
+    ],
+)
+async def test_what_its_trainer_should_not_return_is_told_as_its_own(
+    what: str, returned: Any, words: str
+) -> None:
+    """It was a `TypeError` of ours later on, told as a bug of this package."""
+    service = ScriptedService([], Wrong(returned))
+    async with open_own_service(own(lambda _: service()), CONTEXT) as opened:
+        trainer: Any = opened.trainer
+        calls = {
+            "train": lambda: trainer.train(
+                [DATUM], LossSpec("cispo"), AdamParams(1e-3), key="update-1"
+            ),
+            "publish": lambda: trainer.publish(key="update-1"),
+            "score": lambda: trainer.score([DATUM], key="look-1"),
+            "save": lambda: trainer.save("update-1"),
+            "load": lambda: trainer.load("there", with_optimizer=True),
+        }
+        with pytest.raises(ServiceError, match=f"^compute.scope: mine:create: .*{words}"):
+            await calls[what]()
+
+
+async def test_a_sampler_that_returns_nothing_is_refused() -> None:
+    class Silent(ScriptedService):
+        async def sample(self, *_: Any, **__: Any) -> Any:
+            return None
+
+    silent: Any = Silent([])
+    silent.sampler = silent
+    async with open_own_service(own(lambda _: silent()), CONTEXT) as opened:
+        ids, params = asked()
+        with pytest.raises(ServiceRefused, match="a sampler returned null: 1 completions are due"):
+            await opened.sampler.sample(ids, params)
 
 
 async def test_an_error_of_the_run_reaches_the_service_and_goes_on() -> None:

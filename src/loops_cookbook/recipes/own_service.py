@@ -3,15 +3,16 @@
 `[compute] scope = "module:factory"` names the factory. It is called with a `ServiceContext` and
 gives an async context manager of a `services.base.Service`. An error of ours (`ServiceError`
 among them) passes as it is; anything else that opening, training or publishing raises becomes a
-`ServiceError` with the place where it was raised. Faults of its sampler end attempts, as those of
-any sampler do.
+`ServiceError` with the place where it was raised, and so does what they return and should not.
+Faults of its sampler end attempts, as those of any sampler do.
 """
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import cast
+from typing import TypeVar, cast
 
+import numpy as np
 from pydantic import BaseModel
 
 from loops_cookbook.errors import EpisodeError, LoopsError, ServiceError
@@ -31,6 +32,8 @@ from loops_cookbook.services.base import (
 )
 from loops_cookbook.services.gather import GatheringSampler, loop_settled
 from loops_cookbook.tokens import Logprobs
+
+T = TypeVar("T")
 
 OpenService = Callable[[ServiceContext], AbstractAsyncContextManager[Service]]
 
@@ -122,12 +125,34 @@ class _Blamed:
     ) -> StepResult:
         """Take one optimizer step on a batch."""
         with _blamed(self._spec, "train"):
-            return await self._trainer.train(batch, loss, adam, key=key)
+            result = await self._trainer.train(batch, loss, adam, key=key)
+        self._expect("train", result, StepResult)
+        self._expect_rows("train", result.logprobs, batch)
+        return result
 
     async def publish(self, *, key: str) -> int:
         """Hand the current weights to the sampler."""
         with _blamed(self._spec, "publish"):
-            return await self._trainer.publish(key=key)
+            version = await self._trainer.publish(key=key)
+        return self._expect("publish", version, int)
+
+    def _expect(self, what: str, given: T, due: type[T]) -> T:
+        if isinstance(cast(object, given), due):
+            return given
+        raise ServiceError(
+            f"compute.scope: {self._spec}: {what} returned {found(given)}; return a value of type "
+            f"{due.__name__}"
+        )
+
+    def _expect_rows(self, what: str, rows: object, batch: Sequence[Datum]) -> None:
+        """Hold rows of logprobs against the datums that they are of."""
+        given = cast(Sequence[object], rows if isinstance(rows, Sequence) else ())
+        shapes = [cast(Logprobs, r).shape if isinstance(r, np.ndarray) else None for r in given]
+        if shapes != [datum.input_ids.shape for datum in batch]:
+            raise ServiceError(
+                f"compute.scope: {self._spec}: {what} returned logprobs that do not fit the batch; "
+                "return an array for each datum, as long as its input_ids"
+            )
 
 
 class _Scores(_Blamed):
@@ -137,7 +162,9 @@ class _Scores(_Blamed):
         """The current weights' logprobs of a supervised batch's targets."""
         assert isinstance(self._trainer, Scorer), "the class is chosen for it"
         with _blamed(self._spec, "score"):
-            return await self._trainer.score(batch, key=key)
+            rows = await self._trainer.score(batch, key=key)
+        self._expect_rows("score", rows, batch)
+        return rows
 
 
 class _Saves(_Blamed):
@@ -147,13 +174,15 @@ class _Saves(_Blamed):
         """Keep what is trained and its optimizer; where it is."""
         assert isinstance(self._trainer, Checkpointer), "the class is chosen for it"
         with _blamed(self._spec, "save"):
-            return await self._trainer.save(name)
+            path = await self._trainer.save(name)
+        return self._expect("save", path, str)
 
     async def load(self, path: str, *, with_optimizer: bool) -> int:
         """Train on from a checkpoint."""
         assert isinstance(self._trainer, Checkpointer), "the class is chosen for it"
         with _blamed(self._spec, "load"):
-            return await self._trainer.load(path, with_optimizer=with_optimizer)
+            step = await self._trainer.load(path, with_optimizer=with_optimizer)
+        return self._expect("load", step, int)
 
 
 class _ScoresAndSaves(_Scores, _Saves):

@@ -12,15 +12,16 @@ ready. Where prompts are made in worker threads, callers become ready one by one
 should wait behind that work.
 """
 
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import Self, cast
 
 import anyio
 import anyio.abc
 import anyio.lowlevel
 
 from loops_cookbook.errors import ServiceRefused, ServiceUnavailable
+from loops_cookbook.problems import found
 from loops_cookbook.services.base import SampleParams, Sampler
 from loops_cookbook.tokens import Ids, SampledTokens
 
@@ -154,12 +155,16 @@ class GatheringSampler:
             min_policy_version=request.min_policy_version,
             affinity_key=request.affinity_key,
         )
+        if not isinstance(cast(object, completions), Sequence):
+            raise ServiceRefused(
+                f"a sampler returned {found(completions)}: {n} completions are due"
+            )
         if len(completions) != n:
             raise ServiceRefused(
                 f"a sampler returned {len(completions)} completions where {n} were asked for: "
                 "one is owed for each"
             )
-        return completions
+        return tuple(completions)
 
 
 def _deal(outcome: tuple[SampledTokens, ...] | Exception, calls: list[_Call]) -> None:
