@@ -53,10 +53,11 @@ class TurnMarks:
         texts = {tokenizer.text_of(i) for i in written & tokenizer.special_ids()}
         texts -= {OPEN, CLOSE, tokenizer.special_tokens.get("unk_token", "")}
         # A word could be a role or a key as well, and one letter cannot be broken.
-        marks = sorted(json.dumps(text)[1:-1] for text in texts if not text.isalnum())
-        begins = "|".join(re.escape(mark) for mark in marks if len(mark) > 1)
+        marks = (json.dumps(text)[1:-1] for text in texts if not text.isalnum())
+        self._marks = sorted(mark for mark in marks if len(mark) > 1)
         # Looked ahead, so that one mark within another is found too.
-        self._begins = re.compile(rf"(?=(?:{begins}))(.)", re.DOTALL) if begins else None
+        begins = "|".join(map(re.escape, self._marks))
+        self._begins = re.compile(rf"(?=(?:{begins}))(.)", re.DOTALL)
 
     def broken_before(self, messages: Sequence[Message], tools: Sequence[Tool] | None) -> str:
         """`plain.to_json`, with every mark broken but those of the last message.
@@ -70,4 +71,6 @@ class TurnMarks:
 
     def broken(self, key: str) -> str:
         """What `plain.to_json` wrote, with every mark in it broken."""
-        return key if self._begins is None else self._begins.sub(rf"\1{BREAK}", key)
+        if not any(mark in key for mark in self._marks):
+            return key
+        return self._begins.sub(rf"\1{BREAK}", key)
