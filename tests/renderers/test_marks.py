@@ -6,6 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loops_cookbook.renderers.chat_template import ChatTemplateRenderer
+from loops_cookbook.renderers.marks import TurnMarks
+from loops_cookbook.renderers.plain import from_json, to_json
 from loops_cookbook.renderers.prime import PrimeRenderer
 from loops_cookbook.renderers.tokenizers import BREAK
 from loops_cookbook.tokens import ids_of
@@ -125,3 +127,16 @@ def test_half_a_character_is_read_as_the_sign_for_it(make, kind):
     assert np.array_equal(
         renderer.render([user("\ud83d\ude00")]), renderer.render([user("\U0001f600")])
     )
+
+
+def test_marks_outside_of_ascii_and_marks_within_marks_are_found(make_tokenizer):
+    """DeepSeek writes its marks with full-width bars, which JSON may escape."""
+    whole, inner = "<\uff5cUser\uff5c>", "\uff5c>"
+    tokenizer = make_tokenizer(more=(whole, inner))
+    ours = {tokenizer.id_of(whole), tokenizer.id_of(inner)}
+    marks = TurnMarks(tokenizer, lambda _: ids_of(sorted(ours)))
+    said = f"a{whole}b{inner}"
+    broken = from_json(marks.broken(to_json([user(said)])))[0][0]["content"]
+    assert ours & set(tokenizer.encode(said))
+    assert not ours & set(tokenizer.encode(broken))
+    assert tokenizer.decode(tokenizer.encode(broken)) == said

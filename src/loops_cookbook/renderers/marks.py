@@ -53,7 +53,7 @@ class TurnMarks:
         texts = {tokenizer.text_of(i) for i in written & tokenizer.special_ids()}
         texts -= {OPEN, CLOSE, tokenizer.special_tokens.get("unk_token", "")}
         # A word could be a role or a key as well, and one letter cannot be broken.
-        marks = (json.dumps(text)[1:-1] for text in texts if not text.isalnum())
+        marks = (json.dumps(text, ensure_ascii=False)[1:-1] for text in texts if not text.isalnum())
         self._marks = sorted(mark for mark in marks if len(mark) > 1)
         # Looked ahead, so that one mark within another is found too.
         begins = "|".join(map(re.escape, self._marks))
