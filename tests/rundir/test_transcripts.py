@@ -139,7 +139,7 @@ def test_a_list_of_numbers_stands_on_one_line() -> None:
     text = transcript_text(transcript(turns=[turn(range(500), range(300))]))
 
     assert [line for line in text.splitlines() if '"sampled_ids"' in line] == [
-        f'   "sampled_ids": {list(range(300))},'
+        f'   "sampled_ids": [{",".join(map(str, range(300)))}],'
     ]
 
 

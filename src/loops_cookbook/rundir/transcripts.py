@@ -21,7 +21,6 @@ from loops_cookbook.messages import Message, Tool
 from loops_cookbook.records import SCHEMA_VERSION, Transcript
 from loops_cookbook.tokens import (
     Ids,
-    Logprobs,
     Origin,
     SampledTokens,
     Trajectory,
@@ -35,7 +34,7 @@ _DEEP = "    "
 
 def transcript_text(transcript: Transcript) -> str:
     """The whole content of a transcript's file."""
-    head = _inside(
+    head = encode(
         {
             "schema": SCHEMA_VERSION,
             "purpose": transcript.purpose,
@@ -57,7 +56,7 @@ def transcript_text(transcript: Transcript) -> str:
         head = head.replace(f',"{key}":', f',\n "{key}":', 1)
     calls = _list(_calls(transcript.calls))
     turns = _list(_turns(transcript.trajectory.turns))
-    return f'{{{head},\n "calls": {calls},\n "turns": {turns}}}\n'
+    return f'{head[:-1]},\n "calls": {calls},\n "turns": {turns}}}\n'
 
 
 def transcript_of(row: Row) -> Transcript:
@@ -146,19 +145,18 @@ def _calls(calls: Sequence[Call]) -> list[str]:
             if same and messages[: len(whole)] == whole:
                 before, new = i, messages[len(whole) :]
                 break
-        head = {
-            "producer": call.producer,
-            "turn": call.turn,
-            "origin": call.origin,
-            "finish_reason": call.finish_reason,
-            "continues": before,
-        }
-        lines = [_inside(head)]
-        if tools and before is None:
-            lines.append(f'"tools": {_list(tools, indent=_DEEP)}')
-        lines.append(f'"messages": {_list(new, indent=_DEEP)}')
-        lines.append(f'"reply": {reply}')
-        objects.append("{" + ",\n   ".join(lines) + "}")
+        head = encode(
+            {
+                "producer": call.producer,
+                "turn": call.turn,
+                "origin": call.origin,
+                "finish_reason": call.finish_reason,
+                "continues": before,
+            }
+        )
+        declared = f',\n   "tools": {_list(tools, _DEEP)}' if tools and before is None else ""
+        said_now = f'"messages": {_list(new, _DEEP)},\n   "reply": {reply}'
+        objects.append(f"{head[:-1]}{declared},\n   {said_now}}}")
         said.append((call.producer, tools, [*messages, reply]))
     return objects
 
@@ -205,19 +203,20 @@ def _turns(turns: Sequence[Turn]) -> list[str]:
             if len(whole) <= len(prompt) and bool((prompt[: len(whole)] == whole).all()):
                 before, context = i, prompt[len(whole) :]
                 break
-        head = {
-            "origin": turn.origin,
-            "policy_version": sampled.policy_version,
-            "stop": sampled.stop,
-            "continues": before,
-        }
-        lines = [
-            _inside(head),
-            f'"context_ids": {context.tolist()}',
-            f'"sampled_ids": {sampled.ids.tolist()}',
-            f'"logprobs": {_exact(sampled.logprobs)}',
-        ]
-        objects.append("{" + ",\n   ".join(lines) + "}")
+        head = encode(
+            {
+                "origin": turn.origin,
+                "policy_version": sampled.policy_version,
+                "stop": sampled.stop,
+                "continues": before,
+            }
+        )
+        context_ids, sampled_ids = encode(context.tolist()), encode(sampled.ids.tolist())
+        logprobs = encode(sampled.logprobs.tolist())
+        objects.append(
+            f'{head[:-1]},\n   "context_ids": {context_ids},\n   "sampled_ids": {sampled_ids},\n'
+            f'   "logprobs": {logprobs}}}'
+        )
         if len(turns) > 1:
             wholes.append(np.concatenate([prompt, sampled.ids]))
     return objects
@@ -240,16 +239,6 @@ def _read_turns(forms: Sequence[_TurnForm]) -> tuple[Turn, ...]:
     return tuple(turns)
 
 
-def _exact(logprobs: Logprobs) -> str:
-    """A JSON list: nine digits tell every float32 from its neighbours, at a third of `repr`."""
-    return f"[{', '.join(['%.9g'] * len(logprobs))}]" % tuple(logprobs.tolist())
-
-
-def _inside(fields: Mapping[str, object]) -> str:
-    """The fields of a JSON object, on one line, without its braces."""
-    return encode(fields)[1:-1]
-
-
-def _list(items: Sequence[str], *, indent: str = "  ") -> str:
+def _list(items: Sequence[str], indent: str = "  ") -> str:
     """JSON values as a list, one below the other."""
     return f"[\n{indent}" + f",\n{indent}".join(items) + "]" if items else "[]"

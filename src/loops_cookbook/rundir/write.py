@@ -129,6 +129,7 @@ class RunWriter:
         self._rollouts.append(
             {
                 **row.to_json(),
+                "fate": row.fate.value,
                 "transcript": row.transcript or self._name_of(TRAIN, row.group, row.attempt),
             }
             for row in rows
