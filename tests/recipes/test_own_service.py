@@ -1,5 +1,6 @@
 """A service of the user's own: named by the config, told in the report, blamed for its faults."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -247,6 +248,19 @@ async def test_what_its_trainer_should_not_return_is_told_as_its_own(
         }
         with pytest.raises(ServiceError, match=f"^compute.scope: mine:create: .*{words}"):
             await calls[what]()
+
+
+async def test_a_loss_that_is_not_finite_ends_the_update() -> None:
+    """A run whose trainer had come to NaN went on to its end, and was done."""
+
+    class Spoilt(RecordingTrainer):
+        async def train(self, *_: Any, **__: Any) -> StepResult:
+            return StepResult(math.nan, ROWS, {})
+
+    service = ScriptedService([], Spoilt())
+    async with open_own_service(own(lambda _: service()), CONTEXT) as opened:
+        with pytest.raises(ServiceError, match="a trainer came to a loss of nan"):
+            await opened.trainer.train([DATUM], LossSpec("cispo"), AdamParams(1e-3), key="update-1")
 
 
 async def test_a_sampler_that_returns_nothing_is_refused() -> None:

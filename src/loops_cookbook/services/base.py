@@ -7,6 +7,7 @@ in `loops_cookbook.testing` and a user's own objects just have the methods. All 
 a `ServiceError` (`EngineDied` ends the run), and nothing else on purpose.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from typing import Literal, Protocol, runtime_checkable
 
 from pydantic import BaseModel
 
+from loops_cookbook.errors import ServiceRefused
 from loops_cookbook.learning.datums import Datum
 from loops_cookbook.messages import MalformedToolCall, Message, Tool, ToolCall
 from loops_cookbook.tokens import Ids, Logprobs, SampledTokens
@@ -90,6 +92,13 @@ class StepResult:
     """float32[L] a datum: the trainer's own, before the update."""
     metrics: Mapping[str, float]
     """The optimizer's, such as `grad_norm` (before clipping) and `learning_rate`."""
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.loss):
+            raise ServiceRefused(
+                f"a trainer came to a loss of {self.loss}: the weights are not to be trusted; mend "
+                "the trainer, or lower training.learning_rate"
+            )
 
 
 class Trainer(Protocol):
