@@ -495,6 +495,9 @@ async def test_a_cancelled_attempt_is_released_and_reported_as_cancelled() -> No
         assert runtime.plays[0].log == ["setup", "run", "close", "closed"]
     (attempt,) = (each.attempt for each in ended)
     assert fate_of(attempt) == Fate.CANCELLED
+    assert attempt.discarded is not None
+    # Not of its release, in which the record found it.
+    assert attempt.discarded.detail == "the run stopped during run"
     assert attempt.trajectory.sampled_tokens == 2
 
 

@@ -112,6 +112,8 @@ class Trial:
         self._grading_tries = 1 + context.runtime.capabilities.grading_retries
         self._block = Block()
         self._setup_seconds = 0.0
+        self._cut_in: str | None = None
+        """The phase that came to nothing, once its release has begun."""
         self._manager: AbstractAsyncContextManager[Lease] | None = None
         self._start = Room(context.limits.starting, job.timer)
         self._sampling = PhaseSlot(context.limits.sampling, clocks.rollout_seconds, job.timer)
@@ -171,7 +173,9 @@ class Trial:
         self.give_back()
         if self.verdict is None or self.may_retry:
             self._look()
-            self.verdict = Discarded(Fate.CANCELLED, f"the run stopped during {self._job.phase}")
+            cut_in = self._cut_in if self.verdict is None else None
+            during = cut_in or self._job.phase
+            self.verdict = Discarded(Fate.CANCELLED, f"the run stopped during {during}")
 
     async def _hold_lease(self) -> None:
         lease = self.lease = await self._open()
@@ -185,6 +189,8 @@ class Trial:
                 await self._grade(lease)
         finally:
             self.give_back()
+            if self.verdict is None:
+                self._cut_in = job.phase
             self._block.release()
             release_ends = job.enter("release") + self._clocks.release_seconds
             job.timer.begin_clock(self._block, release_ends)
