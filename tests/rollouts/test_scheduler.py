@@ -81,6 +81,25 @@ async def test_updates_end_the_stream_and_no_group_is_started_for_nothing() -> N
 
 
 @virtual
+async def test_the_first_group_samples_while_the_others_are_still_made() -> None:
+    """All groups of an update were made at once, so nothing was sampled until the last was."""
+    started: list[int] = []
+
+    class Noting(Play):
+        async def run(self, slot: Slot) -> None:
+            started.append(it.counts.started)
+            self.say()
+
+    async with world(PlayRuntime(Noting)) as w:
+        it = scheduler(w, Gate(100), epochs=None)
+        async with it.running() as groups:
+            await groups.receive()
+            await anyio.sleep(1)
+    assert started[0] < 20
+    assert started[-1] == 100
+
+
+@virtual
 async def test_a_sync_group_starts_only_under_the_policy_that_trains_it() -> None:
     async with world(PlayRuntime(Slow)) as w:
         it = scheduler(w, Gate(2))

@@ -175,6 +175,7 @@ class Scheduler:
             group.start_soon(self._run, start)
             self._started += 1
             self._running += 1
+            await checkpoint()  # it samples while the next ones are made
         while self._running:
             await self._change()
         self._stream.end()
