@@ -121,3 +121,33 @@ async def test_a_runtime_that_cannot_be_opened_or_closed_is_named(
     )
     with pytest.raises(RunStopped, match=rf"^runtime: counter_runtime:create: {what}: OSError"):
         await run(plan)
+
+
+async def test_a_runtime_that_swallows_what_ends_the_run_does_not_make_it_a_success(
+    own: Any,
+) -> None:
+    """A run in which nothing worked was told as done."""
+    plan = own(
+        "create = CounterRuntime",
+        "async def swallow(self, *exc): return True\n"
+        "def lost(self, task, place): raise OSError('lost')\n"
+        "CounterRuntime.__aexit__ = swallow\nCounterRuntime.open = lost\n"
+        "create = CounterRuntime",
+    )
+    with pytest.raises(RunStopped, match="nothing has worked"):
+        await run(plan)
+
+
+async def test_a_runtime_that_cannot_be_closed_does_not_hide_what_ended_the_run(
+    own: Any, caplog
+) -> None:
+    plan = own(
+        "create = CounterRuntime",
+        "async def broken(self, *exc): raise OSError('no room')\n"
+        "def lost(self, task, place): raise OSError('lost')\n"
+        "CounterRuntime.__aexit__ = broken\nCounterRuntime.open = lost\n"
+        "create = CounterRuntime",
+    )
+    with pytest.raises(RunStopped, match="nothing has worked"):
+        await run(plan)
+    assert "counter_runtime:create: closing: OSError: no room (" in caplog.text

@@ -1,15 +1,25 @@
 """A service of the user's own: named by the config, told in the report, blamed for its faults."""
 
+import asyncio
 import math
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import anyio
 import numpy as np
 import pytest
 
-from loops_cookbook.errors import ConfigError, EpisodeError, ServiceError, ServiceRefused
+from loops_cookbook.errors import (
+    ConfigError,
+    EpisodeError,
+    RunStopped,
+    ServiceError,
+    ServiceRefused,
+)
 from loops_cookbook.learning.datums import Datum
 from loops_cookbook.recipes.check import check_report, warnings_of
 from loops_cookbook.recipes.launch import open_service, require_service
@@ -290,3 +300,52 @@ async def test_an_error_of_the_run_reaches_the_service_and_goes_on() -> None:
         async with open_own_service(own(lambda _: Watching()), CONTEXT):
             raise ValueError("of the run")
     assert seen == [ValueError]
+
+
+@pytest.mark.parametrize("kind", [ValueError, asyncio.CancelledError])
+async def test_a_service_that_swallows_what_ends_the_run_does_not_make_it_a_success(
+    kind: type[BaseException],
+) -> None:
+    """The run was told as done, with the exit status of one."""
+
+    @asynccontextmanager
+    async def create(_: ServiceContext) -> AsyncGenerator[Any]:
+        with suppress(BaseException):
+            yield ScriptedService([])
+
+    with pytest.raises(kind, match="of the run"):
+        async with open_own_service(own(create), CONTEXT):
+            raise kind("of the run")
+
+
+async def test_a_service_that_cannot_be_closed_does_not_hide_what_ended_the_run(caplog) -> None:
+    """Its own fault took the place of the run's, and was told as a bug of this package."""
+
+    @asynccontextmanager
+    async def create(_: ServiceContext) -> AsyncGenerator[Any]:
+        try:
+            yield ScriptedService([])
+        finally:
+            raise KeyError("gpu")
+
+    with pytest.raises(RunStopped, match="of the run"):
+        async with open_own_service(own(create), CONTEXT):
+            raise RunStopped("of the run")
+    assert "mine:create: closing: KeyError: 'gpu' (" in caplog.text
+
+
+async def test_a_service_whose_own_task_ends_the_run_is_told_as_the_one_at_fault() -> None:
+    """What its task raised came out in a group, as a bug of this package."""
+
+    async def watching() -> None:
+        raise KeyError("gpu")
+
+    @asynccontextmanager
+    async def create(_: ServiceContext) -> AsyncGenerator[Any]:
+        async with anyio.create_task_group() as group:
+            group.start_soon(watching)
+            yield ScriptedService([])
+
+    with pytest.raises(ServiceError, match=r"mine:create: closing: KeyError: 'gpu' \(.*test_own"):
+        async with open_own_service(own(create), CONTEXT):
+            await anyio.sleep(1)

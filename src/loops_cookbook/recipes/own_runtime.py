@@ -6,15 +6,15 @@ Opening and closing it are the run's own: what they raise ends the run with the 
 raised. Faults of its leases end attempts, as those of an Episode do.
 """
 
-from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Self, cast
 
 from pydantic import BaseModel
 
-from loops_cookbook.errors import EpisodeError, LoopsError, RunStopped
+from loops_cookbook.errors import EpisodeError, RunStopped
 from loops_cookbook.problems import found
-from loops_cookbook.rollouts.faults import told
+from loops_cookbook.recipes.blame import blamed, close
 from loops_cookbook.runtimes.base import Capabilities, Graded, Lease, Place, Runtime, RuntimeContext
 from loops_cookbook.tasks import Task
 
@@ -31,13 +31,12 @@ class OwnRuntime:
         self.capabilities = runtime.capabilities
 
     async def __aenter__(self) -> Self:
-        with _blamed(f"{self._spec}: opening"):
+        with blamed(f"runtime: {self._spec}: opening", RunStopped):
             await self._runtime.__aenter__()
         return self
 
-    async def __aexit__(self, *exc: Any) -> bool | None:
-        with _blamed(f"{self._spec}: closing", passing=exc[1]):
-            return await self._runtime.__aexit__(*exc)
+    async def __aexit__(self, _: object, error: BaseException | None, __: object) -> None:
+        await close(self._runtime, error, f"runtime: {self._spec}: closing", RunStopped)
 
     def open(self, task: Task[BaseModel], place: Place) -> AbstractAsyncContextManager[Lease]:
         """A lease of the runtime."""
@@ -75,12 +74,8 @@ def made_runtime(
     Raises:
         EpisodeError: it raised, or what it made is no runtime.
     """
-    try:
+    with blamed(f"runtime: {spec!r}", EpisodeError):
         runtime = factory(context)
-    except LoopsError:
-        raise
-    except Exception as error:  # user code may raise anything
-        raise EpisodeError(f"runtime: {told(repr(spec), error)}; mend it") from error
     for name in _METHODS:
         if not callable(getattr(runtime, name, None)):
             raise EpisodeError(f"runtime: what {spec!r} made has no {name}(); {_PROTOCOL}")
@@ -91,15 +86,3 @@ def made_runtime(
             f"{_PROTOCOL}"
         )
     return OwnRuntime(spec, runtime)
-
-
-@contextmanager
-def _blamed(what: str, *, passing: BaseException | None = None) -> Generator[None]:
-    try:
-        yield
-    except LoopsError:
-        raise
-    except Exception as error:  # user code may raise anything
-        if error is passing:
-            raise
-        raise RunStopped(f"runtime: {told(what, error)}; mend it") from error

@@ -7,18 +7,18 @@ among them) passes as it is; anything else that opening, training or publishing 
 Faults of its sampler end attempts, as those of any sampler do.
 """
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import TypeVar, cast
 
 import numpy as np
 from pydantic import BaseModel
 
-from loops_cookbook.errors import EpisodeError, LoopsError, ServiceError
+from loops_cookbook.errors import EpisodeError, ServiceError
 from loops_cookbook.learning.datums import Datum
 from loops_cookbook.problems import found
-from loops_cookbook.rollouts.faults import told
+from loops_cookbook.recipes.blame import blamed, close
 from loops_cookbook.services.base import (
     AdamParams,
     Checkpointer,
@@ -75,23 +75,21 @@ async def open_own_service(
         ServiceError: opening or closing it failed.
     """
     with _blamed(own.spec, "opening"):
-        manager = cast(object, own.open(context))
-        if not isinstance(manager, AbstractAsyncContextManager):
+        manager = own.open(context)
+        if not isinstance(cast(object, manager), AbstractAsyncContextManager):
             raise EpisodeError(
                 f"compute.scope: {own.spec!r} returned {found(manager)}; return an async context "
                 "manager, as a function under @asynccontextmanager does"
             )
-        service = cast(Service, await manager.__aenter__())
+        service = await manager.__aenter__()
     try:
         _require_service(own.spec, service)
         async with GatheringSampler(service.sampler, settle=settle) as sampler:
             yield _blamed_service(service.trainer)(own.spec, service, sampler)
-    except BaseException as error:  # told to the service, and raised again
-        if not await manager.__aexit__(type(error), error, error.__traceback__):
-            raise
-    else:
-        with _blamed(own.spec, "closing"):
-            await manager.__aexit__(None, None, None)
+    except BaseException as error:
+        await close(manager, error, f"compute.scope: {own.spec}: closing", ServiceError)
+        raise
+    await close(manager, None, f"compute.scope: {own.spec}: closing", ServiceError)
 
 
 def _require_service(spec: str, service: object) -> None:
@@ -202,11 +200,5 @@ def _blamed_service(trainer: Trainer) -> type[_Blamed]:
             return _Blamed
 
 
-@contextmanager
-def _blamed(spec: str, what: str) -> Generator[None]:
-    try:
-        yield
-    except LoopsError:
-        raise
-    except Exception as error:  # user code may raise anything
-        raise ServiceError(f"compute.scope: {told(f'{spec}: {what}', error)}; mend it") from error
+def _blamed(spec: str, what: str) -> AbstractContextManager[None]:
+    return blamed(f"compute.scope: {spec}: {what}", ServiceError)
