@@ -1,19 +1,27 @@
 """Which checkpoints are saved, which stay, and what the best is chosen by."""
 
+from contextlib import nullcontext
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loops_cookbook.errors import EngineDied, ServiceError, ServiceRefused
 from loops_cookbook.recipes.checkpoints import (
     CheckpointRules,
+    Checkpoints,
     Score,
+    Standing,
     best_of,
     is_due,
     score_of,
     superseded,
 )
 from loops_cookbook.records import EvaluationRow
+from loops_cookbook.rollouts.stall import Narrator
 from loops_cookbook.rundir.rows import CheckpointRow
+from loops_cookbook.testing import RecordingTrainer
 
 
 def row(update: int, score: float | None = None) -> CheckpointRow:
@@ -95,3 +103,32 @@ def test_the_best_is_of_the_first_set_or_of_the_held_out_loss() -> None:
     assert score_of(rows, is_loss=True) == Score("eval/first/loss", 2.0)
     assert score_of([], is_loss=False) is None
     assert score_of([evaluation("first", None)], is_loss=False) is None
+
+
+@pytest.mark.parametrize(
+    ("error", "is_last", "ends"),
+    [
+        (ServiceError("compute.scope: mine:create: save: OSError: no room; mend it"), False, False),
+        (ServiceRefused("no"), False, False),
+        (ServiceError("compute.scope: mine:create: save: OSError: no room; mend it"), True, True),
+        (EngineDied("gone"), False, True),
+    ],
+)
+@pytest.mark.anyio
+async def test_one_that_cannot_be_saved_ends_no_run_that_goes_on_unless_its_trainer_is_gone(
+    error: ServiceError, is_last: bool, ends: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A fault of a user's own `save` ended the run; the same from a server was a warning."""
+
+    class Full(RecordingTrainer):
+        async def save(self, name: str) -> str:
+            raise error
+
+        async def load(self, path: str, *, with_optimizer: bool) -> int:
+            return 0
+
+    store: Any = None  # nothing is told to it
+    checkpoints = Checkpoints(Full(), store, CheckpointRules(1, 1), Narrator(print))
+    with pytest.raises(type(error)) if ends else nullcontext():
+        await checkpoints.after(1, Standing(), is_last=is_last, score=None)
+    assert [record.levelname for record in caplog.records] == ([] if ends else ["WARNING"])

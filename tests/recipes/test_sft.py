@@ -185,11 +185,13 @@ async def test_a_trainer_that_fails_ends_the_run_and_no_batch_is_sent_again(
     assert counts.get("rows", 0) == 2 * number
 
 
-@pytest.mark.parametrize("error", [ServiceRefused("too odd"), ServiceUnavailable("no answer")])
+@pytest.mark.parametrize(
+    "error", [ServiceRefused("too odd"), ServiceUnavailable("no answer"), KeyError("of their own")]
+)
 async def test_a_sample_that_fails_is_discarded_and_the_run_goes_on(
     make_sft_plan: MakeSFTPlan, error: Exception
 ) -> None:
-    """One sample that the sampler refused ended a whole run."""
+    """One that a sampler refused ended a whole run; a fault of a user's own sampler, as our bug."""
     plan = make_sft_plan("evaluation.samples=2", "evaluation.every=0")
     right = replies(plan, right_from=0)
     script = lambda prompt, call: right(prompt, call) if call % 2 else error  # noqa: E731

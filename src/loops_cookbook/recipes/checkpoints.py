@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from loops_cookbook.errors import ServiceRefused, ServiceUnavailable
+from loops_cookbook.errors import EngineDied, ServiceError, ServiceRefused
 from loops_cookbook.records import EvaluationRow, Recorder
 from loops_cookbook.rollouts.stall import Narrator
 from loops_cookbook.rundir.rows import CheckpointRow
@@ -173,8 +173,8 @@ class Checkpoints:
         try:
             with self._narrator.waiting_for(f"the checkpoint of update {update} to be saved"):
                 path = await self._trainer.save(name)
-        except (ServiceRefused, ServiceUnavailable) as error:
-            if is_last:
+        except ServiceError as error:
+            if is_last or isinstance(error, EngineDied):
                 raise
             logger.warning("no checkpoint of update %d: %s; the run goes on", update, error)
             return

@@ -18,7 +18,7 @@ import numpy as np
 
 from loops_cookbook.attempts import Attempt, Call, Discarded, Fate, Group, Timing
 from loops_cookbook.config.sft import SFTConfig
-from loops_cookbook.errors import EngineDied, ServiceError, ServiceRefused
+from loops_cookbook.errors import EngineDied, ServiceRefused
 from loops_cookbook.learning.datums import Datum
 from loops_cookbook.messages import Message, text_of
 from loops_cookbook.recipes.demonstrations import Asked, Demonstration, reply_message, says
@@ -26,7 +26,7 @@ from loops_cookbook.recipes.scores import EvaluationFacts, evaluation_row
 from loops_cookbook.recipes.sft_plan import HELD_OUT, DataSet
 from loops_cookbook.records import EvaluationRow, Recorder
 from loops_cookbook.renderers.base import Renderer
-from loops_cookbook.rollouts.faults import told
+from loops_cookbook.rollouts.faults import caught, told
 from loops_cookbook.rollouts.keeper import open_group
 from loops_cookbook.rollouts.order import task_order
 from loops_cookbook.runtimes.producers import MAIN
@@ -205,12 +205,11 @@ class HeldOut:
             metadata={"expected": expected(asked.said)},
             started_at=time.time(),
         )
-        try:
-            sampled = await self._sample(asked, sampler, policy_version)
-        except EngineDied:
-            raise
-        except ServiceError as error:  # a model call that failed for good, as in any attempt
-            lost = Discarded(Fate.FAILED, told("sampling", error), type(error).__name__)
+        sampled = await caught(partial(self._sample, asked, sampler, policy_version))
+        if isinstance(sampled, EngineDied):
+            raise sampled
+        if isinstance(sampled, Exception):  # a model call that failed for good, as in any attempt
+            lost = Discarded(Fate.FAILED, told("sampling", sampled), type(sampled).__name__)
             return ended(discarded=lost, timing=Timing(sampling=anyio.current_time() - began))
         parsed = self._renderer.parse(sampled.ids, asked.tools or None)
         finish = "tool_calls" if parsed.tool_calls else sampled.stop
