@@ -220,6 +220,35 @@ def test_a_row_that_does_not_fit_the_disk_leaves_no_half_behind(tmp_path: Path) 
     assert rows_in(path) == [{"short": 1}, {"short": 2}]
 
 
+def test_keys_that_do_not_fit_the_disk_leave_the_row_as_it_was(tmp_path: Path) -> None:
+    """The last row was torn, and the next `Journal` cut it off: an update's row was lost."""
+    script = """
+        import resource, signal, sys
+        from pathlib import Path
+        from loops_cookbook.errors import RunStopped
+        from loops_cookbook.journal import Journal
+
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+        with Journal(Path(sys.argv[1])) as journal:
+            journal.append([{"short": 1}])
+            try:
+                journal.amend({"long": "x" * 200})
+            except RunStopped as error:
+                sys.stdout.write(str(error))
+    """
+    path = tmp_path / "rows.jsonl"
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script), path],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert "rows.jsonl cannot be written" in done.stdout
+    assert path.read_text() == '{"short":1}\n'
+
+
 def test_a_killed_writer_leaves_every_row_it_wrote_and_no_torn_one(tmp_path: Path) -> None:
     """Case D8: a driver killed in the middle loses nothing that it had reported."""
     script = """

@@ -75,7 +75,7 @@ class Journal:
             raise
 
     def amend(self, more: Mapping[str, object]) -> None:
-        """Add keys to the end of the last row, by one write: it has all of them or none.
+        """Add keys to the end of the last row: all of them, or none where an error is raised.
 
         Raises:
             RunStopped: the file cannot be written, for example because the disk is full.
@@ -84,14 +84,18 @@ class Journal:
         assert size, "there is no row yet"
         if not more:
             return
-        added = utf8(f",{encode(more)[1:]}\n")
+        added, place = utf8(f",{encode(more)[1:]}\n"), size - len("}\n")
         # Appending files write at their end alone, whatever the place.
         file = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC)
         try:
-            os.pwrite(file, added, size - len("}\n"))
+            written = os.pwrite(file, added, place)
+            while written < len(added):  # see `_write_all`
+                written += os.pwrite(file, added[written:], place + written)
             if self._fsync:
                 os.fsync(file)
         except OSError as error:
+            os.pwrite(file, b"}\n", place)  # or the row would be torn, and cut off by the next
+            os.ftruncate(file, size)
             raise _cannot_write(self._path, error) from error
         finally:
             os.close(file)
