@@ -51,7 +51,7 @@ class Journal:
         try:
             _mend(self._file)
             if fsync:
-                _fsync(path.parent)
+                to_disk(path.parent)
         except BaseException:
             os.close(self._file)
             raise
@@ -127,7 +127,7 @@ def write_atomically(path: Path | str, text: str, *, fsync: bool = False) -> Non
                 os.unlink(beside)
             raise
         if fsync:
-            _fsync(Path(path).parent)
+            to_disk(Path(path).parent)
     except OSError as error:
         raise _cannot_write(path, error) from error
 
@@ -148,13 +148,26 @@ def whole_folder(folder: Path) -> Generator[Path]:
     try:
         yield beside
         for path in (*beside.rglob("*"), beside):
-            _fsync(path)
+            to_disk(path)
         if os.path.lexists(folder):  # a rename would take the place of an empty folder
             raise FileExistsError(errno.EEXIST, "it is there already", str(folder))
         beside.rename(folder)
-        _fsync(folder.parent)
+        to_disk(folder.parent)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
+
+
+def to_disk(path: Path) -> None:
+    """Wait until a file is on the disk, or a folder: a file's name is there when its folder is.
+
+    Raises:
+        OSError: it is not there, or the disk takes no more.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def read_rows(path: Path) -> Iterator[tuple[int, Row]]:
@@ -292,15 +305,6 @@ def _write_all(file: int, content: bytes) -> None:
     written = os.write(file, content)
     while written < len(content):
         written += os.write(file, content[written:])
-
-
-def _fsync(path: Path) -> None:
-    """Of a folder as of a file: a file's name is on the disk only when its folder is."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _cannot_write(path: Path | str, error: OSError) -> RunStopped:

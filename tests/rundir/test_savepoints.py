@@ -1,6 +1,7 @@
 """What a run needs to go on is there before it is relied on."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,28 @@ def test_a_checkpoint_has_its_row_before_a_batch_is_dropped(
             savepoints.checkpointed(saved(1))
         assert savepoints.updates.kept() == [1]
     assert [row["update"] for row in lines(folder.checkpoint_rows)] == [1]
+
+
+def test_what_was_recorded_before_a_checkpoint_is_on_the_disk_before_its_row(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Starts and evaluations were not: a machine that crashed then could not resume its run."""
+    rows = [folder.rollouts, folder.groups, folder.steps, folder.evaluations]
+    with SavePoints(folder) as savepoints:
+        for path in rows:
+            path.touch()
+        savepoints.started(0, "t", policy_version=0, update=1)
+        synced: list[int] = []
+        sync = os.fsync
+
+        def seen(file: int) -> None:
+            sync(file)
+            synced.append(os.fstat(file).st_ino)
+
+        monkeypatch.setattr(os, "fsync", seen)
+        savepoints.checkpointed(saved(1))
+    assert synced[-1] == folder.checkpoint_rows.stat().st_ino
+    assert {path.stat().st_ino for path in [folder.starts, *rows]} <= set(synced[:-1])
 
 
 def test_who_goes_on_adds_to_what_is_there(folder: RunFolder) -> None:

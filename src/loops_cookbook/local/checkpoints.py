@@ -114,7 +114,7 @@ def open_as_any_other(folder: Path, other: Path) -> None:
 
 
 def _put_in_place(new: Path, folder: Path) -> None:
-    """Two renames where one is already there; `_whole` knows what a kill between them leaves."""
+    """Two renames where one is already there; `whole` knows what a kill between them leaves."""
     old = aside(folder)
     shutil.rmtree(old, ignore_errors=True)
     if folder.exists():

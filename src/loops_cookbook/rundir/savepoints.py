@@ -6,7 +6,6 @@ so is all that the run recorded before it. From these and the rows of the record
 tells where the run stood, whenever it was killed.
 """
 
-import os
 import secrets
 import shutil
 import time
@@ -14,7 +13,7 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
 from typing import Self
 
-from loops_cookbook.journal import Journal
+from loops_cookbook.journal import Journal, to_disk
 from loops_cookbook.rundir.layout import RunFolder
 from loops_cookbook.rundir.rows import CheckpointRow, StartRow
 from loops_cookbook.rundir.updates import KeptUpdate, UpdateStore
@@ -63,8 +62,11 @@ class SavePoints:
 
     def checkpointed(self, row: CheckpointRow) -> None:
         """Write that a checkpoint is whole; the batches that it has are no longer kept."""
-        for path in (self._folder.rollouts, self._folder.groups, self._folder.steps):
-            _to_disk(path)
+        folder = self._folder
+        recorded = (folder.rollouts, folder.groups, folder.steps, folder.evaluations)
+        for path in (folder.starts, *recorded):
+            with suppress(FileNotFoundError):
+                to_disk(path)
         self._rows.append([row.to_json()])
         self.updates.drop(row.update)
 
@@ -85,12 +87,3 @@ class SavePoints:
             with suppress(OSError):  # renamed first: no reader ever finds a part of one
                 folder.rename(hidden)
             shutil.rmtree(hidden, ignore_errors=True)
-
-
-def _to_disk(path: os.PathLike[str]) -> None:
-    with suppress(FileNotFoundError):
-        file = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(file)
-        finally:
-            os.close(file)
