@@ -73,3 +73,17 @@ def test_what_is_no_run_is_refused(folder: RunFolder) -> None:
     status, text = said("runs")
     assert status == 2
     assert "is not a run's folder" in text
+
+
+def test_a_damaged_ledger_does_not_keep_the_other_runs_from_being_cleaned(
+    folder: RunFolder, tmp_path: Path
+) -> None:
+    """It ended the command: runs after it were not looked at, those before it were not told."""
+    names = [left_over(folder), *(left_over(new_run_folder("runs", tmp_path)) for _ in range(2))]
+    first, broken, last = (tmp_path / "runs" / name[len("loops-") : -2] for name in names)
+    (broken / "sandboxes.jsonl").write_text('{"event": "?"}\n')
+    status, text = said()
+    assert status == 2
+    for run, name in ((first, names[0]), (last, names[2])):
+        assert f"runs/{run.name}: released {name}\n" in text
+    assert f"loops: {broken}/sandboxes.jsonl:1 is not a row of a ledger" in text

@@ -8,6 +8,7 @@ import typer
 
 from loops_cookbook.cli.options import DebugOption, EnvFileOption
 from loops_cookbook.config.environment import read_environment
+from loops_cookbook.errors import RunFolderError
 from loops_cookbook.recipes.cleanup import Cleaned, clean, config_directories, run_folders
 
 LEFT_OVER = 1
@@ -39,12 +40,24 @@ def cleanup(
     for directory in dict.fromkeys([*config_directories(targets or []), Path.cwd()]):
         read_environment(directory, env_file=env_file).apply()  # a service's key may be in it
 
-    async def clean_all() -> list[Cleaned]:
-        return [await clean(each, dry_run=dry_run, is_named=each in named) for each in folders]
+    cleaned: list[Cleaned] = []
+    damaged: list[RunFolderError] = []
 
-    cleaned = anyio.run(clean_all)
-    lines = [line for each in cleaned for line in each.lines]
-    for line in lines or [NOTHING if folders else NOWHERE]:
-        typer.echo(line)
-    if any(each.left for each in cleaned):
+    async def clean_all() -> None:
+        for folder in folders:
+            try:
+                one = await clean(folder, dry_run=dry_run, is_named=folder in named)
+            except RunFolderError as error:  # of this one run
+                damaged.append(error)
+                continue
+            cleaned.append(one)
+            for line in one.lines:
+                typer.echo(line)
+
+    anyio.run(clean_all)
+    if damaged:
+        raise ExceptionGroup("folders that cannot be cleaned", damaged)
+    if not any(one.lines for one in cleaned):
+        typer.echo(NOTHING if folders else NOWHERE)
+    if any(one.left for one in cleaned):
         raise typer.Exit(LEFT_OVER)
