@@ -124,7 +124,7 @@ def _canonical_call(call: Mapping[str, object]) -> tuple[object, str]:
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)
-        except ValueError:
+        except (ValueError, RecursionError):
             return function.get("name"), arguments
     return function.get("name"), _stable(arguments)
 

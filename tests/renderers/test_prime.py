@@ -248,3 +248,13 @@ def test_a_format_that_keeps_reasoning_until_a_user_speaks_again_extends_by_resu
     assert qwen3.why_not_extended == "the template drops the reasoning of earlier turns"
     assert qwen3.extends_results
     assert kept.why_not_extended is None
+
+
+def test_arguments_that_nest_too_deep_are_no_call(qwen3, ids):
+    """They failed the attempt, and in an SFT run's samples ended the run."""
+    deep = "[" * 2000
+    reply = qwen3.parse(
+        ids(f'<tool_call>\n{{"name": "weather", "arguments": "{deep}"}}\n</tool_call>'), [WEATHER]
+    )
+    assert not reply.tool_calls
+    assert [call.problem for call in reply.malformed_tool_calls] == ["arguments are not an object"]

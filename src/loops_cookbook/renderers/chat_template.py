@@ -315,7 +315,7 @@ def _opened(call: Mapping[str, object]) -> dict[str, object]:
     if isinstance(arguments, str):
         try:
             function["arguments"] = json.loads(arguments)
-        except ValueError:
+        except (ValueError, RecursionError):
             return dict(call)
     return {**call, "function": function}
 

@@ -363,7 +363,7 @@ def _object(arguments: object) -> Mapping[str, object] | None:
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
     if arguments is None:
         return {}

@@ -7,13 +7,11 @@ checkpoints. A run begins with fresh weights, unless it was killed and the train
 still has what the run left there.
 """
 
-import json
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import cast
 from urllib.parse import quote
 
 import anyio
@@ -24,7 +22,13 @@ from loops_cookbook.services.base import Held, Left, Sampler, Trainer
 from loops_cookbook.services.direct import HttpSampler
 from loops_cookbook.services.gather import GatheringSampler, loop_settled
 from loops_cookbook.services.http import HttpCheckpointer, HttpTrainer
-from loops_cookbook.services.transport import Answer, Patience, Transport, detail, open_transport
+from loops_cookbook.services.transport import (
+    Patience,
+    Transport,
+    detail,
+    object_of,
+    open_transport,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -92,9 +96,8 @@ async def remote_loops(
             options.sampler_url, api_key=key, patience=patience, network=network
         ) as to_sampler,
     ):
-        for transport in dict.fromkeys((to_trainer.base_url, to_sampler.base_url)):
-            at = to_trainer if transport == to_trainer.base_url else to_sampler
-            await answering(at, f"/health?base_model={quote(options.model, safe='')}")
+        for transport in {each.base_url: each for each in (to_trainer, to_sampler)}.values():
+            await answering(transport, f"/health?base_model={quote(options.model, safe='')}")
         engine = await _version(to_trainer)
         trainer, held = await _trainer(to_trainer, options, engine)
         sampler = HttpSampler(to_sampler, run_id=options.run_id)
@@ -170,13 +173,5 @@ async def answering(
 async def _version(transport: Transport) -> dict[str, str | int]:
     """What the server says of itself, where it is ours."""
     answer = await transport.call("probe", "GET", "/version")
-    told = _object(answer) if answer.status == 200 else {}
+    told = object_of(answer) if answer.status == 200 else {}
     return {k: v if isinstance(v, str | int) else str(v) for k, v in told.items()}
-
-
-def _object(answer: Answer) -> dict[str, object]:
-    try:
-        told = cast(object, json.loads(answer.body))
-    except ValueError:
-        return {}
-    return cast(dict[str, object], told) if isinstance(told, dict) else {}

@@ -15,7 +15,7 @@ from typing import cast
 import anyio
 import anyio.to_thread
 import httpx
-from pydantic_core import from_json, to_json
+from pydantic_core import to_json
 
 from loops_cookbook.errors import MissingExtra, ModelError, ServiceError
 from loops_cookbook.services.base import Sampler, Trainer
@@ -26,7 +26,7 @@ from loops_cookbook.services.remote import answering
 from loops_cookbook.services.tinker_policy import TinkerSampler, TinkerTrainer
 from loops_cookbook.services.tinker_sdk import Sdk, ServiceClient, TrainingClient
 from loops_cookbook.services.tinker_server import HEALTH, TinkerServer
-from loops_cookbook.services.transport import Transport
+from loops_cookbook.services.transport import Transport, object_of
 
 logger = logging.getLogger(__name__)
 
@@ -179,7 +179,7 @@ def _description(
 async def _require_model(transport: Transport, model: str) -> None:
     """Refuse a name that is not among those the service tells; SkyRL would train what it has."""
     answer = await transport.call("probe", "GET", "/api/v1/get_server_capabilities")
-    told = _object(answer.body) if answer.status == 200 else {}
+    told = object_of(answer) if answer.status == 200 else {}
     models = cast(list[object], told.get("supported_models") or [])
     names = [cast(dict[str, object], m).get("model_name") for m in models if isinstance(m, dict)]
     if names and model not in names:
@@ -200,11 +200,3 @@ async def _unload(transport: Transport, model_id: str) -> None:
             )
         except ServiceError as error:
             logger.debug("model %s was not unloaded: %s", model_id, error)
-
-
-def _object(body: bytes) -> dict[str, object]:
-    try:
-        told = cast(object, from_json(body))
-    except ValueError:
-        return {}
-    return cast(dict[str, object], told) if isinstance(told, dict) else {}

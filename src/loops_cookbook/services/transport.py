@@ -185,7 +185,7 @@ def _is_permanent(answer: Answer) -> bool:
         return True
     if answer.status != 400:
         return False
-    body = _object(_parsed(answer.body))
+    body = object_of(answer)
     return "BadRequestError" in (body.get("type"), _object(body.get("error")).get("type"))
 
 
@@ -203,11 +203,12 @@ def _advised_pause(headers: Mapping[str, str]) -> float | None:
     return seconds if 0 < seconds < math.inf else None
 
 
-def _parsed(body: bytes) -> object:
+def object_of(answer: Answer) -> dict[str, object]:
+    """The JSON object that an answer holds; empty where it holds none."""
     try:
-        return json.loads(body)
+        return _object(json.loads(answer.body))
     except (ValueError, RecursionError):
-        return None
+        return {}
 
 
 def _object(value: object) -> dict[str, object]:
@@ -216,7 +217,7 @@ def _object(value: object) -> dict[str, object]:
 
 def detail(answer: Answer) -> str:
     """What a server says went wrong, in one line."""
-    body = _object(_parsed(answer.body))
+    body = object_of(answer)
     told = [body.get(key) for key in ("detail", "error", "message")]
     told.append(_object(body.get("error")).get("message"))
     text = next((t for t in told if isinstance(t, str) and t), None)
