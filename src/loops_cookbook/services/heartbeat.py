@@ -5,9 +5,10 @@ hangs from one that works, and a service that reclaims what nobody uses cannot t
 is there.
 """
 
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import anyio
 
@@ -22,6 +23,21 @@ class Pulse:
     path: str
     every_seconds: float
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+@asynccontextmanager
+async def beside(work: Callable[[], Coroutine[Any, Any, None]]) -> AsyncGenerator[None]:
+    """Let work go on for the length of the block, whose own error passes as it is."""
+    failure: Exception | None = None
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(work)
+        try:
+            yield
+        except Exception as error:  # carried around the task group, which would wrap it
+            failure = error
+        tasks.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
 
 
 @asynccontextmanager
@@ -45,16 +61,8 @@ async def beating(
             else:
                 silent(anyio.current_time() - heard)
 
-    failure: Exception | None = None
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(beat)
-        try:
-            yield
-        except Exception as error:  # carried around the task group, which would wrap it
-            failure = error
-        tasks.cancel_scope.cancel()
-    if failure is not None:
-        raise failure
+    async with beside(beat):
+        yield
 
 
 async def _is_heard(transport: Transport, pulse: Pulse) -> bool:

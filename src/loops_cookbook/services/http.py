@@ -13,10 +13,10 @@ it still runs is waited for.
 
 import hashlib
 import uuid
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import TypeVar
+from typing import Literal, TypeVar
 from urllib.parse import quote
 
 import anyio
@@ -67,10 +67,11 @@ ResultT = TypeVar("ResultT", bound=BaseModel)
 
 
 @dataclass(frozen=True, slots=True)
-class _Operation:
-    """An operation that the trainer accepted."""
+class Operation:
+    """What a server accepted, and tells the result of later."""
 
     name: str
+    """For people."""
     id: str
 
 
@@ -241,13 +242,13 @@ class HttpTrainer:
 
     async def _forward(
         self, name: str, rows: Sequence[bytes], loss: LossSpec, key: str, chunk: int
-    ) -> _Operation:
+    ) -> Operation:
         body = forward_backward_json(
             rows, loss, seq_id=self._next(), run_id=self._run_id, model=self._model
         )
         return await self._submit(name, key, body, chunk)
 
-    async def _step(self, adam: AdamParams, key: str) -> _Operation:
+    async def _step(self, adam: AdamParams, key: str) -> Operation:
         return await self._submit(
             "optim_step", key, self._body(OptimStep, adam_params=asdict(adam))
         )
@@ -264,7 +265,7 @@ class HttpTrainer:
     def _name(self, key: str, operation: str, chunk: int = 0) -> str:
         return idempotency_key(self.beginning, key, operation, chunk)
 
-    async def _submit(self, name: str, key: str, body: bytes, chunk: int = 0) -> _Operation:
+    async def _submit(self, name: str, key: str, body: bytes, chunk: int = 0) -> Operation:
         headers = {
             **self._headers,
             "Idempotency-Key": self._name(key, name, chunk),
@@ -274,23 +275,10 @@ class HttpTrainer:
             "submit", "POST", f"/{name}", body=body, headers=headers
         )
         with understood(self._transport, f"POST /{name}"):
-            return _Operation(name, read(answer.body, Accepted).operation_id)
+            return Operation(name, read(answer.body, Accepted).operation_id)
 
-    async def _result(self, operation: _Operation, model: type[ResultT]) -> ResultT:
-        path = f"/operations/{quote(operation.id, safe='')}"
-        while True:
-            asked = anyio.current_time()
-            answer = await self._transport.call("poll", "GET", path, headers=self._headers)
-            with understood(self._transport, f"the result of {operation.name}"):
-                poll = Poll() if answer.status == 408 else read(answer.body, Poll)
-                if poll.status == "done":
-                    return checked(poll.result, model)
-            if poll.status == "error":
-                raise ServiceRefused(
-                    f"{operation.name} failed at the trainer {self._transport.base_url} "
-                    f"({poll.error_class or 'no class'}): {poll.error or 'unknown error'}"
-                )
-            await anyio.sleep(max(0.0, PENDING_SECONDS - (anyio.current_time() - asked)))
+    async def _result(self, operation: Operation, model: type[ResultT]) -> ResultT:
+        return await result_of(operation, model, self._transport, "poll", self._headers)
 
     def _logprobs(
         self, results: Sequence[ForwardBackwardResult], batch: Sequence[Datum]
@@ -322,6 +310,35 @@ class HttpCheckpointer(HttpTrainer):
             operation = await self._submit(call, uuid.uuid4().hex, body)
         self._has_loaded = True
         return (await self._result(operation, LoadStateResult)).step
+
+
+async def result_of(
+    operation: Operation,
+    model: type[ResultT],
+    transport: Transport,
+    kind: Literal["poll", "result"],
+    headers: Mapping[str, str],
+) -> ResultT:
+    """Wait for what an operation comes to, by long polls.
+
+    Raises:
+        ServiceRefused: it failed, or its result is not as the protocol has it.
+        ServiceUnavailable: the server is gone.
+    """
+    path = f"/operations/{quote(operation.id, safe='')}"
+    while True:
+        asked = anyio.current_time()
+        answer = await transport.call(kind, "GET", path, headers=headers)
+        with understood(transport, f"the result of {operation.name}"):
+            poll = Poll() if answer.status == 408 else read(answer.body, Poll)
+            if poll.status == "done":
+                return checked(poll.result, model)
+        if poll.status == "error":
+            raise ServiceRefused(
+                f"{operation.name} failed at {transport.base_url} "
+                f"({poll.error_class or 'no class'}): {poll.error or 'unknown error'}"
+            )
+        await anyio.sleep(max(0.0, PENDING_SECONDS - (anyio.current_time() - asked)))
 
 
 @contextmanager

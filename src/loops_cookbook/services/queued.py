@@ -12,8 +12,8 @@ import anyio
 
 from loops_cookbook.errors import ServiceError, ServiceRefused
 from loops_cookbook.services.base import SampleParams
-from loops_cookbook.services.bodies import Accepted, Poll, Samples, WireError, checked, read
-from loops_cookbook.services.http import PENDING_SECONDS, Published, understood
+from loops_cookbook.services.bodies import Accepted, Samples, WireError, read
+from loops_cookbook.services.http import Operation, Published, result_of, understood
 from loops_cookbook.services.transport import Transport
 from loops_cookbook.services.wire import sample_json, sampled
 from loops_cookbook.tokens import Ids, SampledTokens
@@ -69,33 +69,17 @@ class QueuedSampler:
             told["X-Baseten-Session-ID"] = affinity_key
         answer = await self._transport.call("queue", "POST", "/sample", body=body, headers=told)
         with understood(self._transport, "POST /sample"):
-            operation = read(answer.body, Accepted).operation_id
+            operation = Operation("a sample", read(answer.body, Accepted).operation_id)
         try:
-            samples = await self._result(operation, headers)
+            samples = await result_of(operation, Samples, self._transport, "result", headers)
         except anyio.get_cancelled_exc_class():
-            await self._take_out(operation, headers)
+            await self._take_out(operation.id, headers)
             raise
         with understood(self._transport, "the result of a sample"):
             completions = sampled(samples, version)
             if len(completions) != n:
                 raise WireError(f"choices: {len(completions)} of the {n} asked for")
         return completions
-
-    async def _result(self, operation: str, headers: dict[str, str]) -> Samples:
-        path = f"/operations/{quote(operation, safe='')}"
-        while True:
-            asked = anyio.current_time()
-            answer = await self._transport.call("result", "GET", path, headers=headers)
-            with understood(self._transport, "the result of a sample"):
-                poll = Poll() if answer.status == 408 else read(answer.body, Poll)
-                if poll.status == "done":
-                    return checked(poll.result, Samples)
-            if poll.status == "error":
-                raise ServiceRefused(
-                    f"a sample failed at {self._transport.base_url} "
-                    f"({poll.error_class or 'no class'}): {poll.error or 'unknown error'}"
-                )
-            await anyio.sleep(max(0.0, PENDING_SECONDS - (anyio.current_time() - asked)))
 
     async def _take_out(self, operation: str, headers: dict[str, str]) -> None:
         path = f"/operations/{quote(operation, safe='')}/cancel"

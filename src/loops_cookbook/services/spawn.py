@@ -30,7 +30,7 @@ from loops_cookbook.services.command import API_KEY_VARIABLE, EngineOptions
 from loops_cookbook.services.direct import HttpSampler
 from loops_cookbook.services.extras import LOCAL, is_installed
 from loops_cookbook.services.gather import GatheringSampler, loop_settled
-from loops_cookbook.services.heartbeat import Pulse, beating
+from loops_cookbook.services.heartbeat import Pulse, beating, beside
 from loops_cookbook.services.http import HttpCheckpointer
 from loops_cookbook.services.transport import open_transport
 
@@ -153,19 +153,12 @@ async def child_server(
             start_new_session=True,
         )
     child = Child(process, log_path, log_start)
-    failure: Exception | None = None
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(child.watch)
+    async with beside(child.watch):
         try:
             await child.wait_ready(start_seconds)
             yield child
-        except Exception as error:  # carried around the task group, which would wrap it
-            failure = error
         finally:
             await child.end(end_seconds)
-        tasks.cancel_scope.cancel()
-    if failure is not None:
-        raise failure
 
 
 class Child:

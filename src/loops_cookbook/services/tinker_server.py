@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager, contextmanager
 import anyio
 
 from loops_cookbook.errors import ServiceError, ServiceRefused, ServiceUnavailable
+from loops_cookbook.services.heartbeat import beside
 from loops_cookbook.services.tinker_sdk import Sdk
 from loops_cookbook.services.transport import Transport
 
@@ -62,16 +63,8 @@ class TinkerServer:
     @asynccontextmanager
     async def watched(self) -> AsyncGenerator[None]:
         """Look whether the server is there, for the length of the block."""
-        failure: Exception | None = None
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._watch)
-            try:
-                yield
-            except Exception as error:  # carried around the task group, which would wrap it
-                failure = error
-            tasks.cancel_scope.cancel()
-        if failure is not None:
-            raise failure
+        async with beside(self._watch):
+            yield
 
     async def _watch(self) -> None:
         seen, is_lost = anyio.current_time(), False
