@@ -119,6 +119,10 @@ class Attempt:
         if (self.reward is None) == (self.discarded is None):
             raise ValueError("an attempt has either a reward or a reason why it has none")
 
+    def fate(self, rewarded: Fate) -> Fate:
+        """Why it has no reward, or what came of the one that it has."""
+        return rewarded if self.discarded is None else self.discarded.fate
+
 
 @dataclass(frozen=True, slots=True)
 class Group:

@@ -31,7 +31,7 @@ from loops_cookbook.recipes.metrics import (
     sample_train_kl,
 )
 from loops_cookbook.recipes.scores import EvaluationFacts, evaluation_row
-from loops_cookbook.recipes.tally import fates, rollout_rows
+from loops_cookbook.recipes.tally import rollout_rows
 from loops_cookbook.records import RolloutRow
 from loops_cookbook.services.base import AdamParams, StepResult
 from loops_cookbook.tokens import SampledTokens, Trajectory, Turn, ids_of, logprobs_of, sequences
@@ -93,7 +93,7 @@ def facts(*trained: Group, started: int = 0) -> Facts:
 
 
 def rows_of(group: Group, why: Rejection | None) -> list[RolloutRow]:
-    return rollout_rows(fates(group, why))
+    return rollout_rows(group, Fate.TRAINED if why is None else why.fate)
 
 
 def update(metrics: RunMetrics, made: Facts) -> dict[str, float]:
@@ -150,11 +150,7 @@ def test_finished_attempts_are_trained_unused_or_discarded_in_every_row_and_over
         assert started == finished + row["attempts/in_flight"]
         assert_sums(metrics.totals)
         assert metrics.totals["attempts/finished"] == finished
-    surplus = rollout_rows(
-        (a, Fate.SURPLUS if a.discarded is None else a.discarded.fate)
-        for each in left
-        for a in group(*each).attempts
-    )
+    surplus = [row for each in left for row in rollout_rows(group(*each), Fate.SURPLUS)]
 
     why = Rejection("no_variance")
     metrics.rejected(rows_of(group(1.0), why), why)
@@ -170,7 +166,7 @@ def test_finished_attempts_are_trained_unused_or_discarded_in_every_row_and_over
 def test_tokens_of_attempts_that_the_end_left_over_are_counted() -> None:
     """A run that was stopped told fewer than its rows, and more once it had been resumed."""
     metrics = RunMetrics()
-    rows = rollout_rows((a, Fate.SURPLUS) for a in group(1.0, 0.0).attempts)
+    rows = rollout_rows(group(1.0, 0.0), Fate.SURPLUS)
     totals = metrics.end(rows, attempts_started=2)
     assert totals["tokens/sampled"] == sum(row.sampled_tokens for row in rows) > 0
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loops_cookbook.attempts import Attempt, Discarded, Fate, Group, Rejection
-from loops_cookbook.recipes.tally import Labels, Moments, Tally, fates, rollout_rows
+from loops_cookbook.recipes.tally import Labels, Moments, Tally, rollout_rows
 from loops_cookbook.records import RolloutRow
 from loops_cookbook.tokens import SampledTokens, Trajectory, Turn, ids_of, logprobs_of
 
@@ -36,7 +36,7 @@ def group(*attempts: Attempt) -> Group:
 
 
 def rows_of(group: Group, why: Rejection | None) -> list[RolloutRow]:
-    return rollout_rows(fates(group, why))
+    return rollout_rows(group, Fate.TRAINED if why is None else why.fate)
 
 
 @pytest.mark.parametrize("why", WITHOUT_REWARD)
@@ -44,9 +44,8 @@ def test_an_attempt_without_a_reward_keeps_its_fate_in_any_group(why: Fate) -> N
     lost = attempt(None, why=why)
     one = group(attempt(1.0), lost)
 
-    assert fates(one, None) == [(one.attempts[0], Fate.TRAINED), (lost, why)]
-    assert fates(one, Rejection("too_few"))[1] == (lost, why)
-    assert fates(one, Rejection("no_variance"))[0][1] == Fate.NO_VARIANCE
+    for rewarded in (Fate.TRAINED, Fate.TOO_FEW, Fate.NO_VARIANCE):
+        assert [row.fate for row in rollout_rows(one, rewarded)] == [rewarded, why]
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=50))

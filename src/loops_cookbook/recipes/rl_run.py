@@ -6,7 +6,7 @@ kept last, applies the batches that were sent since, and starts the groups that 
 """
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import anyio
@@ -35,7 +35,7 @@ from loops_cookbook.recipes.rules import (
     schedule_rules,
 )
 from loops_cookbook.recipes.sent import SentUpdate, from_kept, to_keep
-from loops_cookbook.recipes.tally import fate_counts, fates, rollout_rows, token_counts
+from loops_cookbook.recipes.tally import fate_counts, rollout_rows, token_counts
 from loops_cookbook.records import TRAIN, EvaluationRow, GroupRow, Recorder, RolloutRow, StepRow
 from loops_cookbook.rollouts.attempt import GroupStart
 from loops_cookbook.rollouts.keeper import open_group
@@ -147,7 +147,7 @@ class RLRun:
             if self._savepoints is not None:  # it is not known to be applied: it is sampled anew
                 self._savepoints.updates.forget(self._update + 1)
         left = [*untrained, *self._collector.close(), *self._scheduler.leftovers]
-        surplus = rollout_rows(pair for group in left for pair in _surplus(group))
+        surplus = [row for group in left for row in rollout_rows(group, Fate.SURPLUS)]
         told = [*self._applied, *surplus]
         self._recorder.fates(told)
         return self._metrics.end(told, attempts_started=self._attempts_started)
@@ -243,7 +243,7 @@ class RLRun:
     def _group_rejected(self, judged: JudgedGroup) -> None:
         group, why = judged.group, judged.rejection
         assert why is not None
-        rows = rollout_rows(fates(group, why))
+        rows = rollout_rows(group, why.fate)
         self._recorder.fates(rows)
         # Its row is what settles it, and comes last: a kill before it has the group start again.
         self._recorder.group_settled(GroupRow.of(group, why, update=self._next_row))
@@ -278,7 +278,7 @@ class RLRun:
 
     def _sent(self, batch: Batch, update: int) -> SentUpdate:
         groups = [judged.group for judged in batch.groups]
-        rows = [rollout_rows(fates(group, None)) for group in groups]
+        rows = [rollout_rows(group, Fate.TRAINED) for group in groups]
         facts = BatchFacts(
             groups=groups,
             rows=rows,
@@ -352,11 +352,4 @@ def _counted(past: Past) -> Counted:
         attempts_started=past.attempts_started - past.uncounted,
         counted=[row for row in (*past.told, *past.drafted) if row.fate is not Fate.SURPLUS],
         rejected=past.rejected,
-    )
-
-
-def _surplus(group: Group) -> Iterable[tuple[Attempt, Fate]]:
-    return (
-        (attempt, Fate.SURPLUS if attempt.discarded is None else attempt.discarded.fate)
-        for attempt in group.attempts
     )

@@ -54,10 +54,7 @@ def evaluation_row(facts: EvaluationFacts) -> EvaluationRow:
             task=group.task,
             group=group.serial,
             rewards=tuple(attempt.reward for attempt in group.attempts),
-            fates=tuple(
-                Fate.EVALUATED if attempt.discarded is None else attempt.discarded.fate
-                for attempt in group.attempts
-            ),
+            fates=tuple(attempt.fate(Fate.EVALUATED) for attempt in group.attempts),
         )
         for group in facts.groups
     ]

@@ -8,7 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from loops_cookbook.attempts import Attempt, Fate, Group, Rejection, Scalar
+from loops_cookbook.attempts import Fate, Group, Rejection, Scalar
 from loops_cookbook.records import RolloutRow
 
 _OWN_SHARES = 16
@@ -16,18 +16,9 @@ _LONGEST_LABEL = 60
 _KINDS = ("trained", "unused", "discarded")
 
 
-def fates(group: Group, rejection: Rejection | None) -> list[tuple[Attempt, Fate]]:
-    """Each attempt of a group with its fate, once the group was trained or rejected."""
-    rewarded = Fate.TRAINED if rejection is None else rejection.fate
-    return [
-        (attempt, rewarded if attempt.discarded is None else attempt.discarded.fate)
-        for attempt in group.attempts
-    ]
-
-
-def rollout_rows(fated: Iterable[tuple[Attempt, Fate]]) -> list[RolloutRow]:
-    """The rows of attempts whose fates are known."""
-    return [RolloutRow.of(attempt, fate) for attempt, fate in fated]
+def rollout_rows(group: Group, rewarded: Fate) -> list[RolloutRow]:
+    """The rows of a group's attempts, once it is known what came of those with a reward."""
+    return [RolloutRow.of(attempt, attempt.fate(rewarded)) for attempt in group.attempts]
 
 
 def fate_counts(rows: Iterable[RolloutRow]) -> Counter[str]:
