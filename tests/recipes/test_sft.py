@@ -15,7 +15,8 @@ from trio.testing import MockClock
 from loops_cookbook.attempts import Fate
 from loops_cookbook.errors import EngineDied, ServiceRefused, ServiceUnavailable
 from loops_cookbook.learning.datums import Datum
-from loops_cookbook.recipes.sft import run_sft, sft_adam_params
+from loops_cookbook.recipes.rules import adam_params
+from loops_cookbook.recipes.sft import run_sft
 from loops_cookbook.recipes.sft_plan import SFTPlan
 from loops_cookbook.records import RunRow
 from loops_cookbook.rundir.layout import new_run_folder
@@ -249,5 +250,6 @@ async def test_the_rate_warms_up_and_falls_over_the_planned_updates(
     make_sft_plan: MakeSFTPlan,
 ) -> None:
     plan = make_sft_plan("training.epochs=3", "training.warmup=2")
-    rates = [sft_adam_params(plan, update).learning_rate for update in range(1, 7)]
+    training = plan.config.training
+    rates = [adam_params(training, u, planned=6).learning_rate for u in range(1, 7)]
     assert rates == pytest.approx([1 / 3, 2 / 3, 1, 3 / 4, 2 / 4, 1 / 4])

@@ -11,7 +11,6 @@ from typing import Annotated
 
 import typer
 
-from loops_cookbook.cli.descriptors import allow_open_files
 from loops_cookbook.cli.launch import launched
 from loops_cookbook.cli.options import (
     ConfigArgument,
@@ -41,7 +40,6 @@ from loops_cookbook.recipes.plans import AnyPlan
 from loops_cookbook.recipes.rl import Surroundings
 from loops_cookbook.recipes.sandboxes import open_sandboxes, require_sandboxes
 from loops_cookbook.recipes.sft_check import sft_warnings
-from loops_cookbook.recipes.sft_evaluation import AT_ONCE
 from loops_cookbook.recipes.sft_plan import HELD_OUT, SFTPlan
 from loops_cookbook.recipes.start import Start, find_start, place_checkpoint, start_of
 from loops_cookbook.records import Recorder, RunRow
@@ -87,8 +85,7 @@ def evaluate(
     folder = new_run_folder(loaded.output_dir, loaded.working_directory)
     typer.echo(f"run: {folder.root}", err=True)
     typer.echo(f"config: {loaded.path}", err=True)
-    too_few = allow_open_files(_calls_at_once(plan))
-    _carry_out(plan, candidates, folder, [*warnings, *([too_few] if too_few else [])])
+    _carry_out(plan, candidates, folder, warnings)
     _answer(candidates, folder, as_json=as_json)
 
 
@@ -139,10 +136,6 @@ def _warnings(plan: AnyPlan) -> Sequence[str]:
     if isinstance(plan, SFTPlan):
         return sft_warnings(plan, os.environ, confirmation)
     return evaluation_warnings(plan, os.environ, confirmation)
-
-
-def _calls_at_once(plan: AnyPlan) -> int:
-    return AT_ONCE if isinstance(plan, SFTPlan) else plan.config.sampling_slots
 
 
 def _carry_out(

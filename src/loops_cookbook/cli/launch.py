@@ -13,6 +13,7 @@ from typing import NoReturn
 
 from loops_cookbook.cli.collector import collecting_seldom
 from loops_cookbook.cli.departure import run_to_its_end
+from loops_cookbook.cli.descriptors import allow_open_files
 from loops_cookbook.cli.exits import INTERRUPTED, say
 from loops_cookbook.cli.logs import logs_noted
 from loops_cookbook.cli.signals import answering_quit, until_signalled
@@ -21,6 +22,8 @@ from loops_cookbook.problems import said
 from loops_cookbook.recipes.launch import rendering_limiter
 from loops_cookbook.recipes.plans import AnyPlan
 from loops_cookbook.recipes.rl import Surroundings
+from loops_cookbook.recipes.sft_evaluation import AT_ONCE
+from loops_cookbook.recipes.sft_plan import SFTPlan
 from loops_cookbook.recorders import Fanout
 from loops_cookbook.records import Recorder, RunStatus
 from loops_cookbook.report.console import stdout_kept_for_the_answer
@@ -60,6 +63,9 @@ def launched(
         RunStopped: user code ended the event loop.
     """
     output = plan.config.output
+    calls = AT_ONCE if isinstance(plan, SFTPlan) else plan.config.sampling_slots
+    if (too_few := allow_open_files(calls)) is not None:
+        warnings = [*warnings, too_few]
     with (
         stdout_kept_for_the_answer(),
         progress,

@@ -8,7 +8,6 @@ from functools import partial
 
 import typer
 
-from loops_cookbook.cli.descriptors import allow_open_files
 from loops_cookbook.cli.launch import launched
 from loops_cookbook.cli.options import (
     ConfigArgument,
@@ -43,7 +42,6 @@ from loops_cookbook.recipes.rl import Surroundings, run_rl
 from loops_cookbook.recipes.sandboxes import open_sandboxes, require_sandboxes
 from loops_cookbook.recipes.sft import run_sft
 from loops_cookbook.recipes.sft_check import sft_warnings
-from loops_cookbook.recipes.sft_evaluation import AT_ONCE
 from loops_cookbook.recipes.sft_plan import HELD_OUT, SFTPlan
 from loops_cookbook.recipes.start import put_in_place, start_of
 from loops_cookbook.records import Recorder, RunRow
@@ -87,13 +85,12 @@ def run(
         folder = resumed.run.folder
     typer.echo(f"run: {folder.root}", err=True)
     typer.echo(f"config: {loaded.path}", err=True)
-    too_few = allow_open_files(_calls_at_once(plan))
     row = _run_row(plan, folder)
     if start is not None:
         row = replace(row, started_from=put_in_place(start, folder))
     again = resume_command(config, set_ or [], scope, env_file, folder.root)
     launch = _Launch(plan, folder, replace(row, resume_command=again), resumed)
-    _carry_out(launch, [*warnings, *([too_few] if too_few else [])])
+    _carry_out(launch, warnings)
 
 
 def _warnings(plan: AnyPlan) -> Sequence[str]:
@@ -101,10 +98,6 @@ def _warnings(plan: AnyPlan) -> Sequence[str]:
     if isinstance(plan, SFTPlan):
         return sft_warnings(plan, os.environ, confirmation)
     return warnings_of(plan, os.environ, confirmation)
-
-
-def _calls_at_once(plan: AnyPlan) -> int:
-    return AT_ONCE if isinstance(plan, SFTPlan) else plan.config.sampling_slots
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,10 @@ from loops_cookbook.config.shared import (
     OutputTable,
     SamplingTable,
 )
+from loops_cookbook.learning.advantages import AdvantageKind
 from loops_cookbook.learning.datums import Aggregation
 from loops_cookbook.learning.losses import PULLING_LOSSES, resolve_options
+from loops_cookbook.learning.schedules import ScheduleKind
 from loops_cookbook.problems import Problem
 
 DEFAULT_RUNTIME = "loops_cookbook.episodes:create_runtime"
@@ -67,7 +69,7 @@ class TrainingTable(StrictModel):
     learning_rate: Annotated[float, Field(gt=0)] = 4e-5
     """Suits LoRA on models of 1B parameters and more."""
 
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    schedule: ScheduleKind = "constant"
     """How the learning rate falls over the run's updates: not at all, or to 0."""
 
     warmup: Annotated[int, Field(ge=0)] = 0
@@ -89,7 +91,7 @@ class TrainingTable(StrictModel):
     trained tokens; `attempt_mean`, each attempt's divided by its own, then by the number of
     attempts."""
 
-    advantage: Literal["mean", "mean_std", "rloo"] = "mean"
+    advantage: AdvantageKind = "mean"
     """`mean`: reward minus the group's mean; `mean_std`: that divided by the group's sample
     standard deviation; `rloo`: reward minus the mean of the group's other rewards."""
 

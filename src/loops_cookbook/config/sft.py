@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 
 from loops_cookbook.config.base import Count, StrictModel, Text
 from loops_cookbook.config.shared import AdamTable, ComputeTable, ModelTable, OutputTable
+from loops_cookbook.learning.schedules import ScheduleKind
 from loops_cookbook.problems import Problem
 
 TrainOn: TypeAlias = Literal["all", "last"]
@@ -52,7 +53,7 @@ class SFTTrainingTable(StrictModel):
     learning_rate: Annotated[float, Field(gt=0)] = 1e-4
     """Suits LoRA on models of 1B parameters and more."""
 
-    schedule: Literal["constant", "linear", "cosine"] = "linear"
+    schedule: ScheduleKind = "linear"
     """How the learning rate falls over the run's updates: not at all, or to 0."""
 
     warmup: Annotated[int, Field(ge=0)] = 0

@@ -32,6 +32,7 @@ from loops_cookbook.recipes.rules import (
     adam_params,
     batcher,
     loss_spec,
+    planned_updates,
     schedule_rules,
 )
 from loops_cookbook.recipes.sent import SentUpdate, from_kept, to_keep
@@ -292,7 +293,9 @@ class RLRun:
             key=self._memory.key(f"update-{update}"),
             datums=batch.datums,
             loss=self._loss,
-            adam=adam_params(self._plan, update),
+            adam=adam_params(
+                self._plan.config.training, update, planned=planned_updates(self._plan)
+            ),
             groups=tuple(group.serial for group in groups),
             rows=tuple(row for of_group in rows for row in of_group),
             draft=draft,

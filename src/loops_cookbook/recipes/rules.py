@@ -1,5 +1,7 @@
 """What a plan says to the schedule and to the trainer, as the records that they take."""
 
+from loops_cookbook.config.rl import TrainingTable
+from loops_cookbook.config.sft import SFTTrainingTable
 from loops_cookbook.learning.batches import Batcher
 from loops_cookbook.learning.losses import resolve_options
 from loops_cookbook.learning.schedules import Schedule, learning_rate
@@ -58,12 +60,11 @@ def schedule_rules(plan: Plan, past: Past) -> ScheduleRules:
     )
 
 
-def adam_params(plan: Plan, update: int) -> AdamParams:
-    """The optimizer's settings for an update, counted from 1."""
-    training = plan.config.training
-    schedule = Schedule(
-        training.learning_rate, planned_updates(plan), training.schedule, training.warmup
-    )
+def adam_params(
+    training: TrainingTable | SFTTrainingTable, update: int, *, planned: int
+) -> AdamParams:
+    """The optimizer's settings for an update, counted from 1, of so many that are planned."""
+    schedule = Schedule(training.learning_rate, planned, training.schedule, training.warmup)
     return AdamParams(
         learning_rate=learning_rate(schedule, update - 1),
         beta1=training.adam.beta1,

@@ -14,7 +14,6 @@ from dataclasses import replace
 
 import anyio
 
-from loops_cookbook.learning.schedules import Schedule, learning_rate
 from loops_cookbook.recipes.before import held_by
 from loops_cookbook.recipes.checkpoints import (
     CheckpointRules,
@@ -27,6 +26,7 @@ from loops_cookbook.recipes.checkpoints import (
 from loops_cookbook.recipes.ending import ending
 from loops_cookbook.recipes.evaluation import is_due
 from loops_cookbook.recipes.memory import Memory
+from loops_cookbook.recipes.rules import adam_params
 from loops_cookbook.recipes.sft_batches import BatchPlan
 from loops_cookbook.recipes.sft_evaluation import HeldOut, Look, scorer
 from loops_cookbook.recipes.sft_metrics import SFTMetrics, SFTUpdateFacts
@@ -195,7 +195,7 @@ class SFTRun:
 
     def _adam(self, update: int) -> AdamParams:
         """An update that is applied again has the rate that it had, however long the run is now."""
-        adam = sft_adam_params(self._plan, update)
+        adam = adam_params(self._plan.config.training, update, planned=len(self._plan.batches))
         rate = self._past.learning_rates.get(update, adam.learning_rate)
         return replace(adam, learning_rate=rate)
 
@@ -231,19 +231,3 @@ class SFTRun:
         with self._narrator.waiting_for(f"the weights of update {self._update} to be published"):
             self._version = await self._trainer.publish(key=self._key(self._update))
         self._published = self._update
-
-
-def sft_adam_params(plan: SFTPlan, update: int) -> AdamParams:
-    """The optimizer's settings for an update, counted from 1."""
-    training = plan.config.training
-    schedule = Schedule(
-        training.learning_rate, len(plan.batches), training.schedule, training.warmup
-    )
-    return AdamParams(
-        learning_rate=learning_rate(schedule, update - 1),
-        beta1=training.adam.beta1,
-        beta2=training.adam.beta2,
-        eps=training.adam.eps,
-        weight_decay=training.weight_decay,
-        grad_clip_norm=training.grad_clip,
-    )
