@@ -48,7 +48,7 @@ def test_docker_is_taken_before_podman_and_podman_before_nothing(programs: Path)
     engine = engine_here()
     assert (engine.program, engine.version) == ("docker", "9.9.9")
     assert engine.place == "docker at unix:///run/engine.sock"
-    assert not engine.is_remote
+    assert not is_address_of_another_machine(engine.place)
 
 
 @pytest.mark.parametrize(

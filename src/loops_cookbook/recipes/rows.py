@@ -5,6 +5,7 @@ otherwise train on what it should not. Other keys of the row itself (an id, a so
 over. How a row becomes tokens is not known here.
 """
 
+import json
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, TypeAlias, cast
 
@@ -33,11 +34,9 @@ class FunctionCall(BaseModel):
     @classmethod
     def _an_object(cls, arguments: object) -> object:
         if isinstance(arguments, str):
-            import json
-
             try:
                 parsed = json.loads(arguments)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise ValueError(f"not JSON ({error}); write an object") from error
             if not isinstance(parsed, dict):
                 raise ValueError("not a JSON object; write one")

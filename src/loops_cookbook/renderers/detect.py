@@ -9,7 +9,6 @@ The heavy libraries are behind `renderers.prime` and `renderers.tokenizers`: a f
 `tokenizer.json` whose origin Prime cannot know imports neither Prime's library nor transformers.
 """
 
-import difflib
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ import numpy as np
 
 from loops_cookbook.errors import ConfigError, ModelError
 from loops_cookbook.messages import Message
+from loops_cookbook.problems import nearest
 from loops_cookbook.renderers.base import Renderer
 from loops_cookbook.renderers.chat_template import ChatTemplateRenderer
 from loops_cookbook.renderers.hub import Unreachable, snapshot
@@ -121,8 +121,8 @@ def _prime_class(forced: str | None, known_as: str | None) -> str | None:
     names = prime_renderer_names()
     if forced in names:
         return forced
-    near = difflib.get_close_matches(forced, [PROBED, *names], n=1)
-    guess = f"did you mean {near[0]!r}?" if near else f"use {PROBED!r}, or leave it out"
+    near = nearest(forced, [PROBED, *names])
+    guess = f"did you mean {near!r}?" if near else f"use {PROBED!r}, or leave it out"
     raise ConfigError(f"model.renderer: there is no renderer {forced!r}: {guess}")
 
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from loops_cookbook.errors import ModelError
+from loops_cookbook.problems import one_line
 from loops_cookbook.renderers.hub import cached
 from loops_cookbook.renderers.tokenizers import processor_class, read_json
 
@@ -87,7 +88,7 @@ def sentence(error: Exception) -> str:
 
     Of several missing libraries Torchvision is named: it brings the others along.
     """
-    sentences = " ".join(str(error).split()).split(". ")
+    sentences = one_line(str(error)).split(". ")
     missing = [s for s in sentences if "Torchvision library" in s]
     sentence = (missing or sentences)[0].rstrip(".")
     return sentence if len(sentence) <= _LONGEST else sentence[: _LONGEST - 3] + "..."

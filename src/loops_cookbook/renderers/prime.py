@@ -21,6 +21,7 @@ from renderers.configs import config_from_name
 
 from loops_cookbook.errors import ModelError
 from loops_cookbook.messages import MalformedToolCall, Message, Tool, ToolCall
+from loops_cookbook.problems import one_line
 from loops_cookbook.renderers.base import ParsedReply
 from loops_cookbook.renderers.marks import TurnMarks
 from loops_cookbook.renderers.plain import PlainMessages, from_json, to_json
@@ -29,18 +30,11 @@ from loops_cookbook.renderers.probe import ThinkingRetention
 from loops_cookbook.renderers.supervised import reply_text, up_to_stop
 from loops_cookbook.renderers.tokenizers import ChatTokenizer
 from loops_cookbook.renderers.tool_calls import call_id
+from loops_cookbook.renderers.tool_shape import TOOL
 from loops_cookbook.tokens import Ids, ids_of
 
 _DROPS = "the template drops the reasoning of earlier turns"
 _ASKED: tuple[Message, ...] = ({"role": "user", "content": "?"},)
-_TOOL: Tool = {
-    "type": "function",
-    "function": {
-        "name": "qztoolqz",
-        "description": "It stands for any tool.",
-        "parameters": {"type": "object", "properties": {"x": {"type": "string"}}},
-    },
-}
 REMEMBERED = 64
 """Rendered conversations kept: the attempts of a group, and of its neighbours, share prompts."""
 
@@ -263,10 +257,10 @@ class PrimeRenderer:
 
     def _no_tools(self) -> str | None:
         try:
-            declared = self._prompt(to_json(_ASKED, [_TOOL]))
+            declared = self._prompt(to_json(_ASKED, [TOOL]))
         except ValueError as error:
             return str(error)
-        shown = str(cast(Mapping[str, object], _TOOL["function"])["name"])
+        shown = str(cast(Mapping[str, object], TOOL["function"])["name"])
         return None if shown in self.decode(declared) else "the format does not show any tools"
 
     def _render(self, key: str) -> Ids:
@@ -277,7 +271,7 @@ class PrimeRenderer:
         try:
             rendered = self._prime.render(messages, tools=tools, add_generation_prompt=ask)
         except Exception as error:  # foreign code: any exception is its way to refuse
-            reason = " ".join(str(error).split())
+            reason = one_line(str(error))
             raise ValueError(
                 f"{self._name} refuses these messages ({type(error).__name__}: {reason})"
             ) from error

@@ -22,6 +22,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from loops_cookbook.errors import ModelError
+from loops_cookbook.problems import one_line
 
 
 class ChatTemplate:
@@ -66,7 +67,7 @@ class ChatTemplate:
                 add_generation_prompt=add_generation_prompt,
             )
         except Exception as error:  # foreign code: any exception is its way to refuse
-            reason = " ".join(str(error).split())
+            reason = one_line(str(error))
             raise ValueError(
                 f"the chat template of {self._name} refuses these messages "
                 f"({type(error).__name__}: {reason})"

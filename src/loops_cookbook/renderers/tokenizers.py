@@ -18,7 +18,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from loops_cookbook.errors import ModelError
 from loops_cookbook.messages import well_formed
-from loops_cookbook.problems import found
+from loops_cookbook.problems import found, one_line
 
 BREAK = "\ufdd0\ufdd1"
 """Where `encode` begins anew. Unicode keeps these two for a program's own use: no text has them."""
@@ -118,7 +118,7 @@ def read_json(path: Path) -> dict[str, object]:
         return {}
     try:
         value: object = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         raise ModelError(f"{path}: not JSON ({error}): fetch or export the model again") from error
     if not isinstance(value, dict):
         raise ModelError(f"{path}: a JSON object was expected: fetch or export the model again")
@@ -158,7 +158,7 @@ def _backend(folder: Path, name: str) -> Tokenizer:
             str(folder), local_files_only=True
         )
     except Exception as error:  # foreign code reads foreign files: any exception is possible
-        reason = " ".join(str(error).split())[:200]
+        reason = one_line(str(error))[:200]
         raise ModelError(
             f"{name}: no tokenizer.json in {folder}, and transformers cannot build a tokenizer "
             f"from what is there ({type(error).__name__}: {reason}): add a tokenizer.json, or name "

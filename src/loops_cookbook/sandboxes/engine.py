@@ -32,11 +32,6 @@ class Engine:
     place: str
     """Which of the engines that this machine may reach."""
 
-    @property
-    def is_remote(self) -> bool:
-        """Whether other machines reach the same engine by the same address."""
-        return is_address_of_another_machine(self.place)
-
     async def call(self, *words: str, seconds: float = CALL_SECONDS) -> Ended:
         """Say something to the engine.
 

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager, contextmanager
 import anyio
 
 from loops_cookbook.errors import ServiceError, ServiceRefused, ServiceUnavailable
+from loops_cookbook.problems import one_line
 from loops_cookbook.services.heartbeat import beside
 from loops_cookbook.services.tinker_sdk import Sdk
 from loops_cookbook.services.transport import Transport
@@ -88,7 +89,7 @@ class TinkerServer:
             scope.cancel()
 
     def _ours(self, what: str, error: Exception) -> ServiceError:
-        said = self.transport.without_key(" ".join(str(error).split())) or type(error).__name__
+        said = self.transport.without_key(one_line(str(error))) or type(error).__name__
         told = f"{self.transport.base_url}: {what} failed: {said}"
         status = getattr(error, "status_code", None)
         is_passing = isinstance(status, int) and (status in _PASSING or status >= 500)

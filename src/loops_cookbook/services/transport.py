@@ -29,6 +29,7 @@ import anyio
 import httpx
 
 from loops_cookbook.errors import ServiceError, ServiceRefused, ServiceUnavailable
+from loops_cookbook.problems import one_line
 from loops_cookbook.services.network import sockets
 
 Kind: TypeAlias = Literal["submit", "poll", "sample", "queue", "result", "control", "probe", "chat"]
@@ -222,7 +223,7 @@ def detail(answer: Answer) -> str:
     told.append(_object(body.get("error")).get("message"))
     text = next((t for t in told if isinstance(t, str) and t), None)
     text = text or answer.body.decode(errors="replace")
-    return " ".join(text.split()) or "no detail"
+    return one_line(text) or "no detail"
 
 
 class Transport:
@@ -337,7 +338,7 @@ def _url(text: str) -> httpx.URL:
 def _told(outcome: Answer | httpx.RequestError) -> str:
     if isinstance(outcome, Answer):
         return f"answered {outcome.status}: {detail(outcome)}"
-    reason = " ".join(str(outcome).split())
+    reason = one_line(str(outcome))
     return f"got no answer ({type(outcome).__name__}{': ' if reason else ''}{reason})"
 
 
