@@ -249,6 +249,13 @@ def test_keys_that_do_not_fit_the_disk_leave_the_row_as_it_was(tmp_path: Path) -
     assert path.read_text() == '{"short":1}\n'
 
 
+def test_a_file_that_cannot_be_opened_ends_the_run_by_name(tmp_path: Path) -> None:
+    """A resumed run whose rows belonged to another user ended with a traceback, as our bug."""
+    (tmp_path / "rows.jsonl").mkdir()  # as root, nothing is another user's
+    with pytest.raises(RunStopped, match=r"rows\.jsonl cannot be written \(Is a directory\)"):
+        Journal(tmp_path / "rows.jsonl")
+
+
 def test_a_killed_writer_leaves_every_row_it_wrote_and_no_torn_one(tmp_path: Path) -> None:
     """Case D8: a driver killed in the middle loses nothing that it had reported."""
     script = """

@@ -41,13 +41,16 @@ class Journal:
             `append` returns. Needed to survive a crash of the machine, not of the process.
 
     Raises:
-        OSError: the file cannot be opened.
+        RunStopped: the file cannot be opened.
     """
 
     def __init__(self, path: Path, *, fsync: bool = False) -> None:
         self._path = path
         self._fsync = fsync
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, _MODE)
+        try:
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, _MODE)
+        except OSError as error:
+            raise _cannot_write(path, error) from error
         try:
             _mend(self._file)
             if fsync:

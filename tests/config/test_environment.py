@@ -74,6 +74,20 @@ def test_a_file_that_is_not_utf_8_is_refused(config_directory: Path, here: Path)
         read(config_directory, here)
 
 
+def test_a_file_that_cannot_be_read_is_told(
+    config_directory: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of another user ended the command with a traceback, as our bug."""
+
+    def forbidden(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    (here / ".env").write_text("A=1")
+    monkeypatch.setattr("builtins.open", forbidden)  # as root, nothing is another user's
+    with pytest.raises(ConfigError, match=r"\.env: cannot be read: Permission denied"):
+        read(config_directory, here)
+
+
 def test_a_name_without_a_value_is_passed_over(config_directory: Path, here: Path) -> None:
     (here / ".env").write_text("A\nB=\n")
     assert read(config_directory, here).values == {"B": ""}

@@ -55,7 +55,7 @@ def read_environment(
     """Read the `.env` files of a command.
 
     Raises:
-        ConfigError: `env_file` is not there, or a file is not UTF-8 text.
+        ConfigError: `env_file` is not there, or a file cannot be read as UTF-8 text.
     """
     here = working_directory or Path.cwd()
     is_one_folder = config_directory.resolve() == here.resolve()
@@ -75,6 +75,9 @@ def _values(path: Path) -> dict[str, str]:
         values = dotenv_values(path, encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{shown(path)}: is not UTF-8 text; save it as UTF-8") from error
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ConfigError(f"{shown(path)}: cannot be read: {reason}") from error
     return {name: value for name, value in values.items() if value is not None}
 
 

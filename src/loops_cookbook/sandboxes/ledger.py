@@ -51,7 +51,7 @@ class Ledger:
     """Writes a run's ledger; a context manager. One process writes it at a time.
 
     Raises:
-        OSError: the file cannot be opened.
+        RunStopped: the file cannot be opened.
     """
 
     def __init__(self, path: Path, *, now: Callable[[], float] = time.time) -> None:
