@@ -49,6 +49,8 @@ class ScriptedEngine:
     """A prompt id that it can't sample from."""
     broken: bool = False
     """Whether `draw` itself fails."""
+    is_full: bool = False
+    """Whether it fails at taking a job."""
     meanwhile: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])
     """What happens while it draws, a step each."""
 
@@ -86,6 +88,8 @@ class ScriptedEngine:
     def ask(self, job: SampleJob) -> Ticket:
         if len(job.prompt_ids) > 1:
             raise BadRequest("the prompt is too long")
+        if self.is_full:
+            raise MemoryError("none left")
         self.jobs.append(job)
         self.tickets.append(Ticket(job))
         return self.tickets[-1]
@@ -292,6 +296,16 @@ class TestSamplesThatFail:
         async with bench.running():
             await bench.draw(1)
             bench.engine.broken = False
+            await bench.draw(2)
+        assert isinstance(bench.got[1], MemoryError)
+        assert bench.got[2] == [completion(2)]
+
+    async def test_a_fault_at_taking_one_ends_that_one_and_not_the_worker(self) -> None:
+        """The worker ended, and the server went on saying that it was well while nothing ran."""
+        bench = Bench(ScriptedEngine(is_full=True))
+        async with bench.running():
+            await bench.draw(1)
+            bench.engine.is_full = False
             await bench.draw(2)
         assert isinstance(bench.got[1], MemoryError)
         assert bench.got[2] == [completion(2)]

@@ -309,7 +309,7 @@ class Worker:
             job = replace(draw.job, weights="live") if draw.floor else draw.job
             try:
                 ticket = self.engine.ask(job)
-            except LoopsError as error:
+            except Exception as error:  # whatever it is, it is the sample's
                 draw.end(error)
             else:
                 self._drawing[ticket] = draw, version if draw.floor else _unfloored(draw.job)
