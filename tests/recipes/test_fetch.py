@@ -21,7 +21,8 @@ import pytest
 from loops_cookbook.config.fetched import Fetchable, Wheel, fetched_folder, is_fetched
 from loops_cookbook.errors import MissingExtra, ModelError, ServiceUnavailable, UsageError
 from loops_cookbook.recipes import fetch as fetching
-from loops_cookbook.recipes.fetch import ORIGIN_FILE, fetch
+from loops_cookbook.recipes.fetch import fetch
+from loops_cookbook.rundir.layout import ORIGIN_FILE
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 FILES = {

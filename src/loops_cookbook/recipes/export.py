@@ -27,12 +27,11 @@ from loops_cookbook.recipes.trained import (
     trained_model,
 )
 from loops_cookbook.renderers.hub import Unreachable, snapshot
+from loops_cookbook.rundir.layout import ORIGIN_FILE
 from loops_cookbook.rundir.references import Located, is_service_path, locate
 from loops_cookbook.services.extras import LOCAL, is_installed
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
-ORIGIN_FILE = "loops.json"
-"""Beside the model's own files: where they come from."""
 WRITING_SECONDS = 3600.0
 """For reading, merging and writing a model."""
 

@@ -24,15 +24,13 @@ from pathlib import Path
 from loops_cookbook.config.fetched import Fetchable, Wheel, fetched_folder, is_fetched
 from loops_cookbook.errors import MissingExtra, ModelError, ServiceUnavailable, UsageError
 from loops_cookbook.renderers.hub import REACH_SECONDS, is_offline
+from loops_cookbook.rundir.layout import ORIGIN_FILE
 
 Say = Callable[[str], None]
 """Tells a person what is under way."""
 
 DOWNLOAD_SECONDS = 3600.0
 CONVERT_SECONDS = 600.0
-
-ORIGIN_FILE = "loops.json"
-"""Beside the model's own files: where they come from."""
 
 _HUB = """
 import sys

@@ -23,6 +23,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from loops_cookbook.errors import RunFolderError, RunIsAlive
 
+ORIGIN_FILE = "loops.json"
+"""Beside the files of a model that was exported or fetched: where they come from."""
+
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:

@@ -24,7 +24,7 @@ from loops_cookbook.records import (
     StepRow,
     Transcript,
 )
-from loops_cookbook.rundir.layout import RunFolder
+from loops_cookbook.rundir.layout import ORIGIN_FILE, RunFolder
 from loops_cookbook.rundir.rows import CheckpointRow, StartRow
 from loops_cookbook.rundir.transcripts import nan_for_null, transcript_of
 
@@ -113,7 +113,7 @@ def _no_run(root: Path) -> str:
         return f"there is no folder {root}: name the folder of a run"
     if within := sorted(root.glob("*/run.json")):
         return f"{root} holds runs and is none: name one of them, such as {within[-1].parent}"
-    if (root / "loops.json").is_file():
+    if (root / ORIGIN_FILE).is_file():
         return (
             f"{root} is what `loops export` wrote: name the run that it is from, or the folder as "
             "model.name where it is a whole model"
