@@ -104,17 +104,17 @@ class Patience:
 
 
 def decide(
-    kind: Kind, outcome: Answer | httpx.RequestError, attempt: int, chance: float = 0.0
+    kind: Kind, outcome: Answer | httpx.RequestError, tries: int, chance: float = 0.0
 ) -> Decision:
     """What to do about one try's outcome.
 
     Args:
         kind: what sort of call it is.
         outcome: the server's answer, or how the connection failed.
-        attempt: 1 for the first try.
+        tries: how many there were, this one included.
         chance: in [0, 1), spreads the pause over 5 s.
     """
-    backoff = min(2.0 ** min(attempt - 1, 5) + 5.0 * chance, MAX_PAUSE_SECONDS)
+    backoff = min(2.0 ** min(tries - 1, 5) + 5.0 * chance, MAX_PAUSE_SECONDS)
     pause = POLL_PAUSE_SECONDS if kind in _POLLS else backoff
     if kind == "chat" and isinstance(outcome, Answer):
         advised = _advised_pause(outcome.headers)
@@ -268,10 +268,10 @@ class Transport:
         self, kind: Kind, method: str, path: str, body: bytes | None, headers: httpx.Headers
     ) -> Answer:
         started = anyio.current_time()
-        attempt = 1
+        tries = 1
         while True:
             outcome = await self._try(kind, method, path, body, headers)
-            decision = decide(kind, outcome, attempt, self._patience.chance())
+            decision = decide(kind, outcome, tries, self._patience.chance())
             if isinstance(decision, Accept):
                 assert isinstance(outcome, Answer)
                 return outcome
@@ -283,11 +283,11 @@ class Transport:
                 kind == "chat" and _outlasts_the_caller(decision.pause)
             ):
                 raise ServiceUnavailable(
-                    f"{what} (tried {attempt} times in {spent:.0f} s): see whether the service "
+                    f"{what} (tried {tries} times in {spent:.0f} s): see whether the service "
                     "runs, then resume"
                 )
             await self._patience.sleep(decision.pause)
-            attempt += 1
+            tries += 1
 
     async def _try(
         self, kind: Kind, method: str, path: str, body: bytes | None, headers: httpx.Headers
