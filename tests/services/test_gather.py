@@ -1,5 +1,6 @@
 """Equal waiting calls share a request; nobody pays for another's leaving."""
 
+import asyncio
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -267,6 +268,23 @@ async def test_cancelling_the_block_ends_it() -> None:
             scope.cancel()
             await sampler.sample(PROMPT, PARAMS)
     assert scope.cancelled_caught
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)
+async def test_a_stray_cancellation_of_the_sampler_is_an_error_of_that_request_alone() -> None:
+    """Awaiting a future that was cancelled cancelled the whole run, without a word."""
+
+    class Stray(CountingSampler):
+        async def sample(self, *asked: object, **terms: object) -> tuple[SampledTokens, ...]:
+            gone = asyncio.get_running_loop().create_future()
+            gone.cancel()
+            return await gone
+
+    async with GatheringSampler(Stray()) as sampler:
+        for _ in range(2):
+            with pytest.raises(ServiceUnavailable, match="raised CancelledError though nothing"):
+                await sampler.sample(PROMPT, PARAMS)
+        await anyio.lowlevel.checkpoint()
 
 
 async def test_callers_made_ready_by_worker_threads_one_by_one_share_a_request_too() -> None:

@@ -12,6 +12,7 @@ ready. Where prompts are made in worker threads, callers become ready one by one
 should wait behind that work.
 """
 
+import math
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self, cast
@@ -142,6 +143,13 @@ class GatheringSampler:
                 outcome = await self._ask(request, calls)
         except Exception as error:  # the callers', not ours: each of them gets it
             outcome = error
+        except anyio.get_cancelled_exc_class():
+            if anyio.current_effective_deadline() == -math.inf:
+                raise
+            outcome = ServiceUnavailable(  # let through, it would cancel the group, and the run
+                "a sampler raised CancelledError though nothing was cancelled: a cancelled future "
+                "or task was awaited"
+            )
         finally:
             self._close(request)
             _deal(outcome, calls)
