@@ -198,11 +198,14 @@ async def test_a_fault_of_its_life_is_told_as_its_own(where: str) -> None:
     [
         (ZeroDivisionError("no tokens"), ServiceError, "mine:create: train: ZeroDivisionError: no"),
         (ServiceRefused("too long"), ServiceRefused, "^too long$"),
+        (asyncio.CancelledError(), ServiceError, "mine:create: train: StrayCancellation: "),
+        (SystemExit(0), ServiceError, r"mine:create: train: StrayExit: SystemExit\(0\) was"),
     ],
 )
 async def test_a_fault_of_its_trainer_is_told_as_its_own_and_a_service_error_passes(
-    fault: Exception, told: type[Exception], words: str
+    fault: Any, told: type[Exception], words: str
 ) -> None:
+    """A cancelled future that it awaited ended the run as if by a signal."""
     service = ScriptedService([], RecordingTrainer(failures={0: fault}))
     async with open_own_service(own(lambda _: service()), CONTEXT) as opened:
         with pytest.raises(told, match=words):

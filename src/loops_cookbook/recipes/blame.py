@@ -1,14 +1,17 @@
 """User code that a whole run rests on: what it raises, opened or closed, is told as its fault."""
 
 import logging
-from collections.abc import Generator
+from collections.abc import Awaitable, Callable, Generator
 from contextlib import AbstractAsyncContextManager, contextmanager
 from functools import partial
+from typing import TypeVar
 
 from loops_cookbook.errors import LoopsError
 from loops_cookbook.rollouts.faults import caught, told
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 @contextmanager
@@ -25,6 +28,15 @@ def blamed(what: str, kind: type[LoopsError]) -> Generator[None]:
         raise
     except Exception as error:  # user code may raise anything
         raise kind(f"{told(what, error)}; mend it") from error
+
+
+async def done(step: Callable[[], Awaitable[T]], what: str, kind: type[LoopsError]) -> T:
+    """What a step of user code gives, under `blamed`; see `caught` for what counts as its fault."""
+    outcome = await caught(step)
+    if isinstance(outcome, Exception):
+        with blamed(what, kind):
+            raise outcome
+    return outcome
 
 
 async def close(

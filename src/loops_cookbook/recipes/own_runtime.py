@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from loops_cookbook.errors import EpisodeError, RunStopped
 from loops_cookbook.problems import found
-from loops_cookbook.recipes.blame import blamed, close
+from loops_cookbook.recipes.blame import blamed, close, done
 from loops_cookbook.runtimes.base import Capabilities, Graded, Lease, Place, Runtime, RuntimeContext
 from loops_cookbook.tasks import Task
 
@@ -31,8 +31,7 @@ class OwnRuntime:
         self.capabilities = runtime.capabilities
 
     async def __aenter__(self) -> Self:
-        with blamed(f"runtime: {self._spec}: opening", RunStopped):
-            await self._runtime.__aenter__()
+        await done(self._runtime.__aenter__, f"runtime: {self._spec}: opening", RunStopped)
         return self
 
     async def __aexit__(self, _: object, error: BaseException | None, __: object) -> None:

@@ -8,8 +8,9 @@ Faults of its sampler end attempts, as those of any sampler do.
 """
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar, cast
 
 import numpy as np
@@ -18,7 +19,7 @@ from pydantic import BaseModel
 from loops_cookbook.errors import EpisodeError, ServiceError
 from loops_cookbook.learning.datums import Datum
 from loops_cookbook.problems import found
-from loops_cookbook.recipes.blame import blamed, close
+from loops_cookbook.recipes.blame import close, done
 from loops_cookbook.services.base import (
     AdamParams,
     Checkpointer,
@@ -74,14 +75,17 @@ async def open_own_service(
         EpisodeError: what the factory gave is no service.
         ServiceError: opening or closing it failed.
     """
-    with _blamed(own.spec, "opening"):
+
+    async def entered() -> tuple[AbstractAsyncContextManager[Service], Service]:
         manager = own.open(context)
         if not isinstance(cast(object, manager), AbstractAsyncContextManager):
             raise EpisodeError(
                 f"compute.scope: {own.spec!r} returned {found(manager)}; return an async context "
                 "manager, as a function under @asynccontextmanager does"
             )
-        service = await manager.__aenter__()
+        return manager, await manager.__aenter__()
+
+    manager, service = await _done(own.spec, "opening", entered)
     try:
         _require_service(own.spec, service)
         async with GatheringSampler(service.sampler, settle=settle) as sampler:
@@ -122,16 +126,16 @@ class _Blamed:
         self, batch: Sequence[Datum], loss: LossSpec, adam: AdamParams, *, key: str
     ) -> StepResult:
         """Take one optimizer step on a batch."""
-        with _blamed(self._spec, "train"):
-            result = await self._trainer.train(batch, loss, adam, key=key)
+        result = await _done(
+            self._spec, "train", partial(self._trainer.train, batch, loss, adam, key=key)
+        )
         self._expect("train", result, StepResult)
         self._expect_rows("train", result.logprobs, batch)
         return result
 
     async def publish(self, *, key: str) -> int:
         """Hand the current weights to the sampler."""
-        with _blamed(self._spec, "publish"):
-            version = await self._trainer.publish(key=key)
+        version = await _done(self._spec, "publish", partial(self._trainer.publish, key=key))
         return self._expect("publish", version, int)
 
     def _expect(self, what: str, given: T, due: type[T]) -> T:
@@ -159,8 +163,7 @@ class _Scores(_Blamed):
     async def score(self, batch: Sequence[Datum], *, key: str) -> tuple[Logprobs, ...]:
         """The current weights' logprobs of a supervised batch's targets."""
         assert isinstance(self._trainer, Scorer), "the class is chosen for it"
-        with _blamed(self._spec, "score"):
-            rows = await self._trainer.score(batch, key=key)
+        rows = await _done(self._spec, "score", partial(self._trainer.score, batch, key=key))
         self._expect_rows("score", rows, batch)
         return rows
 
@@ -171,15 +174,15 @@ class _Saves(_Blamed):
     async def save(self, name: str) -> str:
         """Keep what is trained and its optimizer; where it is."""
         assert isinstance(self._trainer, Checkpointer), "the class is chosen for it"
-        with _blamed(self._spec, "save"):
-            path = await self._trainer.save(name)
+        path = await _done(self._spec, "save", partial(self._trainer.save, name))
         return self._expect("save", path, str)
 
     async def load(self, path: str, *, with_optimizer: bool) -> int:
         """Train on from a checkpoint."""
         assert isinstance(self._trainer, Checkpointer), "the class is chosen for it"
-        with _blamed(self._spec, "load"):
-            step = await self._trainer.load(path, with_optimizer=with_optimizer)
+        step = await _done(
+            self._spec, "load", partial(self._trainer.load, path, with_optimizer=with_optimizer)
+        )
         return self._expect("load", step, int)
 
 
@@ -200,5 +203,5 @@ def _blamed_service(trainer: Trainer) -> type[_Blamed]:
             return _Blamed
 
 
-def _blamed(spec: str, what: str) -> AbstractContextManager[None]:
-    return blamed(f"compute.scope: {spec}: {what}", ServiceError)
+def _done(spec: str, what: str, step: Callable[[], Awaitable[T]]) -> Awaitable[T]:
+    return done(step, f"compute.scope: {spec}: {what}", ServiceError)
