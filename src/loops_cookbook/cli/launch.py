@@ -63,9 +63,6 @@ def launched(
         RunStopped: user code ended the event loop.
     """
     output = plan.config.output
-    calls = AT_ONCE if isinstance(plan, SFTPlan) else plan.config.sampling_slots
-    if (too_few := allow_open_files(calls)) is not None:
-        warnings = [*warnings, too_few]
     with (
         stdout_kept_for_the_answer(),
         progress,
@@ -88,7 +85,7 @@ def launched(
             _end_process(status, why)
 
         with logs_noted(recorder), answering_quit(narrator.tell), collecting_seldom():
-            for warning in warnings:
+            for warning in (*warnings, *_open_files(plan)):
                 recorder.note("warning", warning)
             around = Surroundings(rendering_limiter(plan), narrator, end_process)
             signalled = partial(until_signalled, partial(work, recorder, around))
@@ -100,6 +97,13 @@ def launched(
                 raise RunStopped(why) from error
             finally:
                 keep_closing()
+
+
+def _open_files(plan: AnyPlan) -> Sequence[str]:
+    """Let this process open what the plan's calls need; a warning where the system does not."""
+    calls = AT_ONCE if isinstance(plan, SFTPlan) else plan.config.sampling_slots
+    too_few = allow_open_files(calls)
+    return [] if too_few is None else [too_few]
 
 
 def _exited(error: SystemExit) -> str:
