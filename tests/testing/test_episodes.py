@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import anyio
 import pytest
@@ -109,6 +110,15 @@ async def test_a_task_that_does_not_validate_is_refused() -> None:
 async def test_options_that_do_not_validate_are_refused() -> None:
     with pytest.raises(EpisodeError, match=r"options given to attempt\(\) is no Options: hint"):
         await attempt(Sums, {"left": 1, "right": 2}, replies=[], options={"hint": 3})
+
+
+async def test_terms_that_are_no_terms_are_refused() -> None:
+    """A dict, as `options` may be, was an AttributeError in a line that no user has read."""
+    terms: Any = {"grading_seconds": 5}
+    with pytest.raises(
+        EpisodeError, match=r"attempt\(\) was given the terms .*: give them as Terms"
+    ):
+        await attempt(Sums, {"left": 1, "right": 2}, replies=["3"], terms=terms)
 
 
 async def test_a_failed_model_call_is_a_fate_and_no_reward() -> None:

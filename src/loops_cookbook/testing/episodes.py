@@ -122,7 +122,7 @@ async def attempt(
         terms: what a config would set, and what other models answer.
 
     Raises:
-        EpisodeError: the class, the task or the options cannot be used.
+        EpisodeError: the class, the task, the options or the terms cannot be used.
     """
     group = await attempt_group(
         episode_class, task, replies=[replies], options=options, terms=terms
@@ -148,9 +148,9 @@ async def attempt_group(
         terms: what a config would set, and what other models answer.
 
     Raises:
-        EpisodeError: the class, the task, the options or a script cannot be used.
+        EpisodeError: the class, the task, the options, the terms or a script cannot be used.
     """
-    terms = terms or Terms()
+    terms = _terms(terms)
     says = declared(episode_class)
     value = _validated(says.task_model, task, "the task")
     given = _options(says.options_model, options)
@@ -262,6 +262,14 @@ def _chat(answers: ChatScript | Chat) -> Chat:
     if callable(answers) or isinstance(answers, Sequence):
         return ScriptedChat(answers)
     return answers
+
+
+def _terms(given: object) -> Terms:
+    if given is None or isinstance(given, Terms):
+        return given or Terms()
+    raise EpisodeError(
+        f"attempt() was given the terms {found(given)}: give them as Terms(grading_seconds=5)"
+    )
 
 
 def _options(model: type[BaseModel] | None, given: object) -> BaseModel | None:
