@@ -627,9 +627,14 @@ class Panic(BaseException):
 
 
 @pytest.mark.parametrize("phase", ["open", "setup", "run", "grade", "close"])
-@pytest.mark.parametrize("error", [SystemExit(0), Panic("index out of bounds")], ids=repr)
+@pytest.mark.parametrize(
+    "error", [SystemExit(0), GeneratorExit(), Panic("index out of bounds")], ids=repr
+)
 async def test_what_is_meant_to_end_a_process_ends_a_try(phase: str, error: BaseException) -> None:
-    """A `sys.exit(0)` in a grader ended the run: exit status 0, with nothing trained."""
+    """A `sys.exit(0)` in a grader ended the run: exit status 0, with nothing trained.
+
+    And `GeneratorExit` ended it as a bug of this package.
+    """
 
     class Exits(Play):
         def __init__(self, task: Task[BaseModel], place: Place) -> None:

@@ -58,7 +58,7 @@ async def caught(step: Callable[[], Awaitable[T]]) -> T | Exception:
             raise passing from None
         text = said(error)
         fault = StrayExit(
-            f"{type(error).__name__}({text}) was raised, which is meant to end a process: "
+            f"{type(error).__name__}({text}) was raised, which is meant to end more than a try: "
             "raise an Exception in its place"
         )
         return fault.with_traceback(error.__traceback__)
@@ -99,7 +99,7 @@ def _passing(error: BaseException) -> BaseException | None:
 
     The rest of such a group came up while the try was cut, and is part of the cut.
     """
-    kinds = (KeyboardInterrupt, GeneratorExit, anyio.get_cancelled_exc_class())
+    kinds = (KeyboardInterrupt, anyio.get_cancelled_exc_class())
     if isinstance(error, BaseExceptionGroup):
         return cast(BaseExceptionGroup[BaseException], error).subgroup(kinds)
     return error if isinstance(error, kinds) else None
