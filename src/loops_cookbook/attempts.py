@@ -76,7 +76,7 @@ class Timing:
     sampling: float = 0.0
     grading: float = 0.0
     waiting: float = 0.0
-    """For slots, over all tries."""
+    """For slots and, in sampling and grading, for workers and judges; over all tries."""
 
 
 @dataclass(frozen=True, slots=True)

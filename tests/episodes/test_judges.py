@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import anyio
+import httpx
 import pytest
 from pydantic import BaseModel
 from trio.testing import MockClock
@@ -22,7 +23,8 @@ from loops_cookbook.episodes.record import TryRecord
 from loops_cookbook.errors import EpisodeError, ServiceRefused, ServiceUnavailable
 from loops_cookbook.messages import MalformedToolCall, ToolCall
 from loops_cookbook.runtimes import Judge, Place, Policy, Producers
-from loops_cookbook.services import ChatAnswer, SampleParams
+from loops_cookbook.services import ChatAnswer, ChatRequest, SampleParams
+from loops_cookbook.services.chat import ChatSettings, open_chat
 from loops_cookbook.testing import (
     Line,
     PlainRenderer,
@@ -190,6 +192,39 @@ async def test_a_judge_that_is_silent_is_cut_by_the_grading_clock() -> None:
     tried = await judged(terms=terms)
     assert tried.fate == Fate.UNGRADED
     assert "outlasted its clock of 5 s" in tried.detail
+
+
+async def test_a_judge_out_of_quota_is_told_and_not_the_clock_that_it_would_outlast() -> None:
+    """The transport looked for the clock among cancel scopes, where no attempt's clock is: a minute
+    later the attempt was told as one whose grader had outlasted it."""
+
+    def busy(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(429, headers={"Retry-After": "300"}, text="no quota")
+
+    settings = ChatSettings("judge", "http://judge", "j-1")
+    async with open_chat(settings, network=httpx.MockTransport(busy)) as chat:
+        tried = await judged(terms=Terms(models={"judge": chat}))
+    assert tried.fate == Fate.UNGRADED
+    assert "answered 429: no quota" in tried.detail
+    assert tried.attempt.timing.grading == 0
+
+
+async def test_a_wait_for_a_judge_that_others_keep_busy_is_not_on_the_grading_clock() -> None:
+    async def slow(request: httpx.Request) -> httpx.Response:
+        await anyio.sleep(40)
+        return httpx.Response(200, json={"choices": [{"message": {"content": "1"}}]})
+
+    settings = ChatSettings("judge", "http://judge", "j-1", max_concurrency=1)
+    async with (
+        open_chat(settings, network=httpx.MockTransport(slow)) as chat,
+        anyio.create_task_group() as others,
+    ):
+        for _ in range(3):
+            others.start_soon(chat.complete, ChatRequest(()))
+        await anyio.sleep(1)
+        tried = await judged(terms=Terms(models={"judge": chat}, grading_seconds=50))
+    assert tried.reward == 1
+    assert (tried.attempt.timing.grading, tried.attempt.timing.waiting) == (40, 3 * 40 - 1)
 
 
 async def test_a_judges_word_that_comes_after_the_phase_is_not_recorded() -> None:

@@ -6,6 +6,7 @@ import pytest
 from tests.rollouts.doubles import Play, PlayLease, PlayRuntime, ignore_cancellation, start, world
 
 from loops_cookbook.attempts import Attempt, Fate, Group
+from loops_cookbook.clock import room_in
 from loops_cookbook.errors import Discard, EngineDied
 from loops_cookbook.rollouts.group import run_group
 from loops_cookbook.runtimes.base import Graded, Slot
@@ -126,6 +127,63 @@ async def test_a_group_grader_is_asked_again_when_it_fails() -> None:
     group = await group_of(PlayRuntime(Play, lambda attempts: flaky(attempts), grading_retries=1))
     assert fates_of(group) == [1.0, 2.0, 3.0]
     assert group.seconds == 50
+
+
+async def test_graders_that_wait_for_one_worker_are_not_cut_for_it() -> None:
+    """Of 8 graders that each computed for 30 s on one CPU, all but the first outlasted a clock of
+    50 s: their attempts were lost, though none had had more than its turn."""
+    worker = anyio.CapacityLimiter(1)
+
+    class Computes(Indexed):
+        async def grade(self, *, timed_out: bool) -> object:
+            async with room_in(worker):
+                await anyio.sleep(30)
+            return self.place.attempt
+
+    group = await group_of(PlayRuntime(Computes), size=8)
+    assert fates_of(group) == [float(index) for index in range(8)]
+    assert group.seconds == 8 * 30
+    assert {attempt.timing.grading for attempt in group.attempts} == {30}
+    assert sum(attempt.timing.waiting for attempt in group.attempts) == 30 * sum(range(8))
+
+
+async def test_a_grader_with_two_calls_of_which_none_ends_is_cut() -> None:
+    """A clock that stood still for every wait would have stood still for ever."""
+    worker = anyio.CapacityLimiter(1)
+
+    class Computes(Indexed):
+        async def grade(self, *, timed_out: bool) -> object:
+            async with anyio.create_task_group() as group:
+                for _ in range(2):
+                    group.start_soon(self.compute)
+            return 1
+
+        async def compute(self) -> None:
+            async with room_in(worker):
+                await anyio.sleep_forever()
+
+    group = await group_of(PlayRuntime(Computes), size=2)
+    assert fates_of(group) == [Fate.UNGRADED] * 2
+    assert group.seconds == 50 + 50
+
+
+async def test_a_group_grader_that_waits_for_a_worker_is_not_cut_for_it() -> None:
+    worker = anyio.CapacityLimiter(1)
+
+    async def rank(attempts: Sequence[Graded]) -> object:
+        async with room_in(worker):
+            await anyio.sleep(30)
+        return [each.attempt.index for each in attempts]
+
+    async def others() -> None:
+        async with room_in(worker):
+            await anyio.sleep(1000)
+
+    async with anyio.create_task_group() as around:
+        around.start_soon(others)
+        await anyio.sleep(1)
+        group = await group_of(PlayRuntime(Play, lambda attempts: rank(attempts)))
+    assert fates_of(group) == [0.0, 1.0, 2.0]
 
 
 async def test_discard_in_a_group_grader_drops_the_whole_group() -> None:

@@ -5,6 +5,7 @@ import math
 import anyio
 import pytest
 
+from loops_cookbook.rollouts.blocks import Block
 from loops_cookbook.rollouts.jobs import Job, Timer
 
 pytestmark = pytest.mark.anyio
@@ -47,3 +48,40 @@ async def test_a_job_that_begins_anew_waits_and_has_its_whole_time_before_it() -
     job.begin(lambda: 3)
     assert (job.phase, job.since, job.progress()) == ("waiting", anyio.current_time(), 3)
     assert job.timer.hard_at == math.inf
+
+
+async def test_a_clock_stands_still_while_room_is_waited_for_and_none_is_had() -> None:
+    timer, block = Timer(100), Block()
+    now = anyio.current_time()
+    timer.start(now)
+    timer.begin_clock(block, now + 10)
+    with timer.waiting():
+        await anyio.sleep(7)
+        assert (timer.cuts_at, timer.hard_at, timer.at) == (math.inf, math.inf, math.inf)
+        with timer.served():  # in another branch
+            assert timer.cuts_at == now + 17
+            await anyio.sleep(2)
+        await anyio.sleep(5)
+    assert (timer.cuts_at, timer.hard_at) == (now + 10 + 12, now + 100 + 12)
+    assert timer.at == now + 22
+
+
+async def test_a_clock_that_begins_while_time_stands_still_has_its_whole_time_before_it() -> None:
+    timer = Timer(100)
+    with timer.waiting():  # in a task that an earlier phase left
+        await anyio.sleep(3)
+        timer.start(anyio.current_time())
+        timer.begin_clock(Block(), anyio.current_time() + 10)
+        await anyio.sleep(4)
+    now = anyio.current_time()
+    assert (timer.cuts_at, timer.hard_at) == (now + 10, now + 100)
+
+
+async def test_time_goes_on_only_when_nothing_is_waited_for() -> None:
+    timer = Timer(100)
+    timer.start(0)
+    with timer.standing_still(anyio.current_time()):
+        with timer.waiting():
+            await anyio.sleep(1)
+        assert timer.hard_at == math.inf
+    assert timer.stood(anyio.current_time()) == 1

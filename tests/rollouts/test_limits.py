@@ -260,6 +260,32 @@ async def test_a_hard_deadline_stands_still_while_room_is_waited_for(slot_of: Sl
     assert expected == [began + 5, timer.hard_at]
 
 
+async def test_a_wait_for_room_within_a_block_is_not_on_its_clock(
+    new_timer: Callable[[], Timer],
+) -> None:
+    timer = new_timer()
+    slot = PhaseSlot(Limit("grading", 1), 10, timer)
+    async with slot:
+        await anyio.sleep(4)
+        with timer.waiting():
+            await anyio.sleep(20)
+            assert slot.seconds_left() == 6
+        await anyio.sleep(5)
+        assert slot.seconds_left() == 1
+    assert (slot.timed_out, slot.used, slot.waited) == (False, 9, 20)
+
+
+async def test_what_waits_for_room_in_one_branch_and_has_some_in_another_is_cut(
+    new_timer: Callable[[], Timer],
+) -> None:
+    timer = new_timer()
+    slot = PhaseSlot(Limit("grading", 1), 10, timer)
+    async with slot:
+        with timer.served(), timer.waiting():
+            await anyio.sleep_forever()
+    assert (slot.timed_out, slot.used, slot.waited) == (True, 10, 0)
+
+
 async def test_places_to_start_are_those_to_sample_and_those_ahead() -> None:
     totals = {each.name: each.total for each in Limits(16, 8, 2).statistics()}
     assert totals == {"starting": 18, "sampling": 16, "grading": 8}

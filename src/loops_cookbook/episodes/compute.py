@@ -3,7 +3,7 @@
 `Workers.run` calls a function in a process of its own and gives what it returned. A call that is
 cancelled is killed at once, with every process that it started. Workers are started when
 they are first needed, at most one for each CPU, serve call after call, and end with the `with`
-block.
+block. The clock of a call that waits for one stands still.
 """
 
 import os
@@ -21,6 +21,7 @@ import anyio
 from anyio.abc import ByteReceiveStream, ByteSendStream, Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 
+from loops_cookbook.clock import room_in
 from loops_cookbook.episodes.worker import LENGTH_BYTES, Answer, framed
 from loops_cookbook.errors import AttemptFault, EpisodeError
 from loops_cookbook.problems import one_line, said
@@ -71,7 +72,7 @@ class Workers:
         if self._slots is None:
             raise EpisodeError("compute() was called while no run is open: call it from an Episode")
         request = _request(function, args)
-        async with self._slots:
+        async with room_in(self._slots):
             process = await self._pop_idle() or await _Worker.start()
             try:
                 reply = await process.ask(request)

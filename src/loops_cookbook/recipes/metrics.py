@@ -82,7 +82,7 @@ METRICS: tuple[tuple[str, str], ...] = (
     ("time/training", "seconds that the update and its publishing took"),
     ("time/sampling", "mean seconds that an attempt sampled, its last try alone"),
     ("time/grading", "mean seconds that an attempt was graded"),
-    ("time/waiting", "mean seconds that an attempt waited for a free slot"),
+    ("time/waiting", "mean seconds that an attempt waited for a free slot, worker or judge"),
     ("eval/<set>/reward_mean", "mean reward of an evaluation set, over attempts with a reward"),
     ("eval/<set>/solve_rate", "share of the same attempts with a reward of at least solved_at"),
     (

@@ -1,7 +1,8 @@
 """A job of the `Keeper`, from outside: what it does, and how long it may go on doing it.
 
-A job is under one clock at a time, that of its phase, and under its hard deadline, which counts the
-seconds that it works and not those that it waits for a slot. The clock cuts a `Block`; where that
+A job is under one clock at a time, that of its phase, and under its hard deadline. Both count the
+seconds that it works, and not those that it waits for a slot, or for other room that it shares with
+others (`clock`). The clock cuts a `Block`; where that
 takes no notice it is reminded, until the hard deadline passes and the job is left behind as a
 stray. No clock is a timer of its own: a `Timer` tells the Keeper when there is something to do.
 """
@@ -14,6 +15,7 @@ from typing import TypeAlias
 
 import anyio
 
+from loops_cookbook.clock import run_under
 from loops_cookbook.rollouts.blocks import REMINDER_SECONDS, Block
 from loops_cookbook.rollouts.faults import caught
 from loops_cookbook.rollouts.frames import waits_at
@@ -27,6 +29,8 @@ Work: TypeAlias = Callable[[], Coroutine[object, object, None]]
 class Timer:
     """What time may do to a job: cut the block of its phase, remind it of that, leave it behind.
 
+    It is the `clock.Clock` of what the job does. While it stands still, none of this comes nearer.
+
     Args:
         seconds: until its hard deadline, while it works.
         now: the clock of the event loop.
@@ -34,44 +38,86 @@ class Timer:
 
     def __init__(self, seconds: float, now: Callable[[], float] = anyio.current_time) -> None:
         self.now = now
-        self.hard_at = math.inf
-        """When the hard deadline passes, as things stand; never while the job does not work."""
         self.expect: Callable[[float], None] = _nobody
         """Told of each moment at which there may be something to do."""
         self.block: Block | None = None
         """What is under a clock."""
+        self._hard_at = math.inf
+        """As all moments here: by the time that it has not stood still."""
         self._block_at = math.inf
         """When that is to be cut, or reminded of it."""
         self._is_cut = False
         self._seconds = seconds
+        self._stood = 0.0
+        self._still_since: float | None = None
+        self._queues = self._waits = self._served = 0
 
     @property
     def at(self) -> float:
         """When there may be something to do."""
-        return min(self.hard_at, self._block_at)
+        return self._moment(min(self._hard_at, self._block_at))
+
+    @property
+    def hard_at(self) -> float:
+        """When the hard deadline passes, as things stand; never while the job does not work."""
+        return self._moment(self._hard_at)
+
+    @property
+    def cuts_at(self) -> float:
+        """When the block is cut, as things stand."""
+        return self._moment(self._block_at)
+
+    def stood(self, now: float) -> float:
+        """For how long it has stood still, until now."""
+        return self._stood + (0.0 if self._still_since is None else now - self._still_since)
 
     def start(self, now: float) -> None:
         """The hard deadline runs, from its beginning, from now on."""
-        self._run(self._seconds, now)
+        self._hard_at = now + self._seconds - self.stood(now)
+        self.expect(self.hard_at)
 
     def stop(self) -> None:
         """The hard deadline does not run until it is started."""
-        self.hard_at = math.inf
+        self._hard_at = math.inf
 
     @contextmanager
     def standing_still(self, now: float) -> Generator[None]:
-        """The hard deadline does not run within the block, which begins now."""
-        left = self.hard_at - now
-        self.stop()
+        """It stands still within the block, which begins now: the job waits for a slot."""
+        self._queues += 1
+        self._turn(now)
         try:
             yield
         finally:
-            self._run(left, self.now())
+            self._queues -= 1
+            self._turn(self.now())
+
+    @contextmanager
+    def waiting(self) -> Generator[None]:
+        """It stands still within the block, but while a part of the job is `served`."""
+        self._waits += 1
+        self._turn(self.now())
+        try:
+            yield
+        finally:
+            self._waits -= 1
+            self._turn(self.now())
+
+    @contextmanager
+    def served(self) -> Generator[None]:
+        """Within the block a part of the job has the room that others of it may wait for."""
+        self._served += 1
+        self._turn(self.now())
+        try:
+            yield
+        finally:
+            self._served -= 1
+            self._turn(self.now())
 
     def begin_clock(self, block: Block, cut_at: float) -> None:
-        """Cut this block then."""
-        self.block, self._block_at, self._is_cut = block, cut_at, False
-        self.expect(cut_at)
+        """Cut this block then, or by as much later as it stands still."""
+        stood = self._stood if self._still_since is None else self.stood(self.now())
+        self.block, self._block_at, self._is_cut = block, cut_at - stood, False
+        self.expect(self.cuts_at)
 
     def end_clock(self) -> None:
         """Cut nothing."""
@@ -79,18 +125,28 @@ class Timer:
 
     def cut(self, now: float) -> Block | None:
         """Cut the block if its clock has run out; the block, once, if it ignored that since."""
-        if now < self._block_at or self.block is None:
+        if now < self.cuts_at or self.block is None:
             return None
         if self._is_cut:
             self._block_at = math.inf
             return self.block
         self.block.cut()
-        self._is_cut, self._block_at = True, now + REMINDER_SECONDS
+        self._is_cut, self._block_at = True, now + REMINDER_SECONDS - self._stood
         return None
 
-    def _run(self, seconds: float, now: float) -> None:
-        self.hard_at = now + seconds
-        self.expect(self.hard_at)
+    def _moment(self, own: float) -> float:
+        """A moment of its own time, as things stand."""
+        return own + self._stood if self._still_since is None else math.inf
+
+    def _turn(self, now: float) -> None:
+        """Stand still, or go on, as it should."""
+        is_still = self._queues > 0 or (self._waits > 0 and self._served == 0)
+        if is_still and self._still_since is None:
+            self._still_since = now
+        elif not is_still and self._still_since is not None:
+            self._stood = self.stood(now)
+            self._still_since = None
+            self.expect(self.at)
 
 
 def _nobody(at: float) -> None: ...
@@ -165,6 +221,7 @@ class Job:
 
     async def perform(self, work: Work) -> None:
         """Do the work; for the Keeper."""
+        run_under(self.timer)
         coroutine = self._coroutine = work()
         try:
             self.error = await caught(lambda: coroutine)

@@ -3,8 +3,9 @@
 `sampling` and `grading` bound how many tries are in that phase. `start_ahead` bounds the tries
 that are set up, or being set up, while no sampling slot is free: a try takes a place before its
 setup and gives it back when it leaves the sampling slot, and there are `sampling + start_ahead`
-places. A `PhaseSlot` is one stay in a phase and carries its clock, which starts with the slot, so
-that waiting for room costs a try nothing.
+places. A `PhaseSlot` is one stay in a phase and carries its clock, which starts with the slot, and
+stands still while its block waits for a worker process or for a judge that others have (`clock`):
+waiting for room costs a try nothing.
 
 Many graders compute without awaiting, and when a policy answers a whole batch at once, hundreds of
 them would run before anything else could. So in each turn of the event loop graders are let in for
@@ -145,7 +146,7 @@ class PhaseSlot:
         self.timed_out = False
         """The clock cut the block, also where that took no notice."""
         self.used = 0.0
-        """Seconds that the block took."""
+        """Seconds that the block took, without those that it waited for room within it."""
         self.seconds = seconds
         """Its clock."""
         self._room = Room(limit, timer)
@@ -153,22 +154,26 @@ class PhaseSlot:
         self._block = around or Block()
         self._is_own = around is None
         self._began: float | None = None
+        self._stood = 0.0
+        self._stood_before = 0.0
 
     @property
     def waited(self) -> float:
-        """Seconds until there was room."""
-        return self._room.waited
+        """Seconds until there was room, in the phase and for what the block asked for."""
+        return self._room.waited + self._stood
 
     def seconds_left(self) -> float:
         """Until the cut, never below 0; the whole clock before the block."""
         if self._began is None:
             return self.seconds
-        return max(0.0, self._began + self.seconds - self._timer.now())
+        now = self._timer.now()
+        return max(0.0, self.seconds - (now - self._began - self._stood_until(now)))
 
     async def __aenter__(self) -> Self:
         if self._began is not None:
             raise RuntimeError("a slot is entered once")
         self._began = await self._room.take()
+        self._stood_before = self._timer.stood(self._began)
         if self._is_own:
             self._block.__enter__()
         self._timer.begin_clock(self._block, self._began + self.seconds)
@@ -177,7 +182,9 @@ class PhaseSlot:
     async def __aexit__(self, *exc: object) -> bool:
         kind, error, traceback = cast(ExitArguments, exc)
         assert self._began is not None
-        self.used = self._timer.now() - self._began
+        now = self._timer.now()
+        self._stood = self._stood_until(now)
+        self.used = now - self._began - self._stood
         # A block may take the cut for itself and end as if nothing was, or hold the event loop so
         # that nothing could cut it.
         self.timed_out = self._block.was_cut or self.used >= self.seconds
@@ -194,6 +201,10 @@ class PhaseSlot:
     def give_back(self) -> None:
         """Make room for others; the block may go on without it."""
         self._room.give_back()
+
+    def _stood_until(self, now: float) -> float:
+        """Seconds of the block in which its clock stood still."""
+        return self._timer.stood(now) - self._stood_before
 
 
 class Limits:

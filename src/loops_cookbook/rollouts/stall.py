@@ -142,8 +142,8 @@ def _doing(job: Job) -> tuple[str, str]:
 
 
 def _is_queued(job: Job) -> bool:
-    """Whether it waits for a slot, where its hard deadline stands still."""
-    return job.timer.hard_at == math.inf
+    """Whether it waits for a slot: time stands still for it, and nothing of it is under a clock."""
+    return job.timer.hard_at == math.inf and job.timer.block is None
 
 
 def _told(phase: str, place: str, jobs: Sequence[Job], now: float) -> str:

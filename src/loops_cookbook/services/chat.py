@@ -1,8 +1,9 @@
 """One call of a model behind an OpenAI-compatible API: `POST <base_url>/chat/completions`.
 
 `body_of` and `answer_of` are the two halves of the format, pure. `HttpChat` is the door: it holds
-back calls beyond its limit, sends one request a call and lets `transport` retry what may pass. A
-call that waits to be retried keeps its place, so a service that is short of breath is asked less.
+back calls beyond its limit, while the clock of their callers stands still, sends one request a call
+and lets `transport` retry what may pass. A call that waits to be retried keeps its place, so a
+service that is short of breath is asked less.
 No timeout cuts a call that is under way: how long it may take is its caller's clock. The key is in
 no error, log line, repr or answer.
 """
@@ -17,6 +18,7 @@ from typing import Literal, TypeAlias, cast
 import anyio
 import httpx
 
+from loops_cookbook.clock import room_in
 from loops_cookbook.errors import ServiceError, ServiceRefused
 from loops_cookbook.messages import MalformedToolCall, ToolCall, text_of, well_formed
 from loops_cookbook.services.base import ChatAnswer, ChatRequest
@@ -169,7 +171,7 @@ class HttpChat:
         name = self._settings.name
         try:
             body = body_of(request, self._settings)
-            async with self._limiter:
+            async with room_in(self._limiter):
                 headers = {"Content-Type": "application/json"}
                 answer = await self._transport.call(
                     "chat", "POST", COMPLETIONS, body=body, headers=headers

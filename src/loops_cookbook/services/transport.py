@@ -28,6 +28,7 @@ from typing import Literal, TypeAlias, cast
 import anyio
 import httpx
 
+from loops_cookbook.clock import cuts_at
 from loops_cookbook.errors import ServiceError, ServiceRefused, ServiceUnavailable
 from loops_cookbook.problems import one_line
 from loops_cookbook.services.network import sockets
@@ -343,7 +344,7 @@ def _told(outcome: Answer | httpx.RequestError) -> str:
 
 
 def _outlasts_the_caller(pause: float) -> bool:
-    return anyio.current_time() + pause >= anyio.current_effective_deadline()
+    return anyio.current_time() + pause >= cuts_at()
 
 
 @asynccontextmanager
