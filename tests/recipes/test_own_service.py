@@ -169,26 +169,29 @@ async def test_what_is_no_service_is_told_by_what_it_lacks() -> None:
             pass
 
 
+@pytest.mark.parametrize("error", [KeyError("gpu"), SystemExit("gpu")], ids=repr)
 @pytest.mark.parametrize("where", ["factory", "enter", "exit"])
-async def test_a_fault_of_its_life_is_told_as_its_own(where: str) -> None:
+async def test_a_fault_of_its_life_is_told_as_its_own(where: str, error: BaseException) -> None:
     """It was told as a bug of this package, with a traceback."""
 
     class Faulty:
         async def __aenter__(self) -> Any:
             if where == "enter":
-                raise KeyError("gpu")
+                raise error
             return ScriptedService([])
 
         async def __aexit__(self, *exc: object) -> None:
             if where == "exit":
-                raise KeyError("gpu")
+                raise error
 
     def create(_: ServiceContext) -> Any:
         if where == "factory":
-            raise KeyError("gpu")
+            raise error
         return Faulty()
 
-    with pytest.raises(ServiceError, match=r"mine:create: \w+: KeyError: 'gpu' \(.*test_own_serv"):
+    with pytest.raises(
+        ServiceError, match=rf"mine:create: \w+: .*{type(error).__name__}.*gpu.* \(.*test_own_serv"
+    ):
         async with open_own_service(own(create), CONTEXT):
             pass
 

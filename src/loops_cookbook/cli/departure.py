@@ -15,6 +15,7 @@ from contextlib import suppress
 
 import anyio
 
+from loops_cookbook.cli.loop import WorkLoop
 from loops_cookbook.recipes.ending import EndProcess, ending
 from loops_cookbook.records import RunStatus
 from loops_cookbook.rollouts.frames import runs_at, waits_at
@@ -38,7 +39,7 @@ def run_to_its_end(
     """
     departure = _Departure(end_process, seconds)
     try:
-        anyio.run(departure.after, work)
+        anyio.run(departure.after, work, backend_options={"loop_factory": WorkLoop})
     finally:
         departure.cancel()
 

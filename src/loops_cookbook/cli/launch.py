@@ -17,8 +17,6 @@ from loops_cookbook.cli.descriptors import allow_open_files
 from loops_cookbook.cli.exits import INTERRUPTED, say
 from loops_cookbook.cli.logs import logs_noted
 from loops_cookbook.cli.signals import answering_quit, until_signalled
-from loops_cookbook.errors import RunStopped
-from loops_cookbook.problems import said
 from loops_cookbook.recipes.launch import rendering_limiter
 from loops_cookbook.recipes.plans import AnyPlan
 from loops_cookbook.recipes.rl import Surroundings
@@ -29,7 +27,6 @@ from loops_cookbook.records import Recorder, RunStatus
 from loops_cookbook.report.console import stdout_kept_for_the_answer
 from loops_cookbook.report.progress import Progress
 from loops_cookbook.report.trackers import open_trackers
-from loops_cookbook.rollouts.frames import raised_at
 from loops_cookbook.rollouts.stall import Narrator
 from loops_cookbook.rundir.layout import RunFolder
 from loops_cookbook.rundir.write import RunWriter
@@ -60,7 +57,6 @@ def launched(
     Raises:
         KeyboardInterrupt: SIGINT came, and the work has ended.
         Terminated: SIGTERM came, and the work has ended.
-        RunStopped: user code ended the event loop.
     """
     output = plan.config.output
     with (
@@ -91,10 +87,6 @@ def launched(
             signalled = partial(until_signalled, partial(work, recorder, around))
             try:
                 run_to_its_end(signalled, end_process)
-            except SystemExit as error:
-                why = _exited(error)
-                recorder.note("error", why)
-                raise RunStopped(why) from error
             finally:
                 keep_closing()
 
@@ -104,15 +96,6 @@ def _open_files(plan: AnyPlan) -> Sequence[str]:
     calls = AT_ONCE if isinstance(plan, SFTPlan) else plan.config.sampling_slots
     too_few = allow_open_files(calls)
     return [] if too_few is None else [too_few]
-
-
-def _exited(error: SystemExit) -> str:
-    """What a task that user code started on its own did: no scope around it, and asyncio lets
-    such an exception end the loop, and a run with the status of a success perhaps."""
-    return (
-        f"the run was ended by SystemExit({said(error)}), raised in a task of user code at "
-        f"{raised_at(error)}: raise an Exception there, which ends that attempt alone"
-    )
 
 
 def _end_process(status: RunStatus, why: Sequence[str]) -> NoReturn:

@@ -64,7 +64,7 @@ async def caught(step: Callable[[], Awaitable[T]]) -> T | Exception:
         return fault.with_traceback(error.__traceback__)
 
 
-def told(phase: str, error: Exception) -> str:
+def told(phase: str, error: BaseException) -> str:
     """One line for people: what was raised, and where."""
     text = (said(error) + _inside(error) + _noted(error)).removeprefix("; ")
     where = place_of(error)
@@ -72,7 +72,7 @@ def told(phase: str, error: Exception) -> str:
     return what + (f" ({where})" if where else "")
 
 
-def place_of(error: Exception) -> str | None:
+def place_of(error: BaseException) -> str | None:
     """The line that raised it, as `file:line in function`."""
     # Our own word on what a user's code did: where we say it helps nobody.
     return raised_at(error, by_a_user=isinstance(error, LoopsError))
@@ -86,7 +86,7 @@ def _alone(error: Exception) -> Exception:
     return _alone(inner[0]) if len(inner) == 1 else cast(Exception, error)
 
 
-def _noted(error: Exception) -> str:
+def _noted(error: BaseException) -> str:
     """The first line of each note, such as on where another process raised it."""
     notes = cast(object, getattr(error, "__notes__", None))
     texts = cast(list[object], notes) if isinstance(notes, list) else []
@@ -105,7 +105,7 @@ def _passing(error: BaseException) -> BaseException | None:
     return error if isinstance(error, kinds) else None
 
 
-def _inside(error: Exception) -> str:
+def _inside(error: BaseException) -> str:
     """What went wrong in a group, which itself says no more than how many things did."""
     if not isinstance(error, ExceptionGroup):
         return ""

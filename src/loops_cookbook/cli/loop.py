@@ -1,0 +1,79 @@
+"""The event loop of a command: it ends when its work has, and not when user code says so.
+
+In a task that user code started by itself there is nobody to catch `SystemExit`, and asyncio lets
+it end the loop, and with it a run that may be hours old. Here the task alone ends by it; whoever
+awaits the task meets it, as any other exception. `stop()` ends the loop as well, and is refused
+where it is called. What such a task ended by is told in one line, each place once.
+"""
+
+import asyncio
+import logging
+from typing import Any
+
+from loops_cookbook.errors import EpisodeError
+from loops_cookbook.problems import said
+from loops_cookbook.rollouts.frames import raised_at
+
+logger = logging.getLogger(__name__)
+
+
+class WorkLoop(asyncio.SelectorEventLoop):
+    """Runs until what it was given is done."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._work: asyncio.Future[Any] | None = None
+        self._told: set[str] = set()
+
+    def run_until_complete(self, future: Any) -> Any:
+        """What comes of the work; `SystemExit` of its own task is let through."""
+        work: asyncio.Future[Any] = asyncio.ensure_future(future, loop=self)
+        self._work = work
+        return super().run_until_complete(work)
+
+    def run_forever(self) -> None:
+        """Run, and go on after the `SystemExit` of a task that is not the work."""
+        while True:
+            try:
+                return super().run_forever()
+            except SystemExit as error:
+                if not self._is_at_work:
+                    raise
+                self._tell(error)
+
+    def stop(self) -> None:
+        """End the loop, once the work is done.
+
+        Raises:
+            EpisodeError: it is not; user code calls this.
+        """
+        if self._is_at_work:
+            raise EpisodeError(
+                "stop() of the event loop was called, which would end the run: let the method "
+                "return, or raise an Exception, to end an attempt"
+            )
+        super().stop()
+
+    def default_exception_handler(self, context: dict[str, Any]) -> None:
+        """Tell what ended a task or a callback of user code that nobody awaits."""
+        error = context.get("exception")
+        if not isinstance(error, BaseException) or not self._tell(error):
+            super().default_exception_handler(context)
+
+    @property
+    def _is_at_work(self) -> bool:
+        return self._work is not None and not self._work.done()
+
+    def _tell(self, error: BaseException) -> bool:
+        """Tell of an exception; False where no user code has part in it."""
+        place = raised_at(error, by_a_user=True)
+        if place is not None and place not in self._told:
+            self._told.add(place)
+            logger.warning(
+                "%s(%s) was raised at %s, in a task that user code started: it ended that task "
+                "alone",
+                type(error).__name__,
+                said(error),
+                place,
+            )
+        return place is not None
