@@ -180,6 +180,34 @@ def test_at_a_service_a_copy_from_another_machine_ends_nothing_unless_it_is_name
     assert anyio.run(clean, folder.root).gone == ["loops-x-1"]
 
 
+def test_a_copy_that_is_gone_on_with_ends_nothing_of_the_run_on_the_other_machine(
+    folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`--resume` of a copy ended the sandboxes that the run was using where it had been copied."""
+    service = Remote("far")
+    monkeypatch.setattr(cleanup, "KINDS", {"far": lambda: service})
+    theirs, later, own = (Entry(f"loops-x-{n}", folder.root.name, "far") for n in (1, 2, 3))
+    service.there |= {entry.name: entry for entry in (theirs, later, own)}
+    with monkeypatch.context() as there:
+        there.setattr("socket.gethostname", lambda: "gpu")
+        with locked(folder, claims=True), Ledger(folder.sandboxes) as ledger:
+            ledger.opens(theirs)
+    copy = RunFolder(tmp_path / "copy" / folder.root.name)
+    shutil.copytree(folder.root, copy.root)
+
+    with locked(copy, claims=True):
+        cleaned = anyio.run(clean_up_before, copy)
+        assert "loops-x-1: its run was copied from gpu, and may go on there" in cleaned.left[0]
+        with Ledger(copy.sandboxes) as ledger:
+            ledger.opens(own)  # and then this machine is switched off
+    with locked(copy, claims=True):
+        cleaned = anyio.run(clean_up_before, copy)
+    assert (cleaned.released, len(cleaned.left)) == (["loops-x-3"], 1)
+    assert anyio.run(clean, copy.root).released == []
+    assert set(service.there) == {"loops-x-1", "loops-x-2"}
+    assert anyio.run(lambda: clean(copy.root, is_named=True)).released == ["loops-x-1", "loops-x-2"]
+
+
 class Remote(MemoryBackend):
     """A backend that is reached from anywhere."""
 

@@ -1,10 +1,10 @@
 """Releases what a run that is over did not: what its ledger holds, and what bears its label.
 
 A run whose folder is locked is alive, and is left alone; so is a copy of its folder. Whether a run
-on another machine is alive cannot be seen from a copy: there, what lies at a service is released
-only where a person names the folder. Done again, it finds nothing to do. Labels are looked for
-where the run had sandboxes, by its ledger, and on this machine. What hosted Loops has of a run ends
-by itself; how is told.
+on another machine is alive cannot be seen from a copy, also once the copy is gone on with: there,
+what that run has at a service is released only where a person names the folder. Done again, it
+finds nothing to do. Labels are looked for where the run had sandboxes, by its ledger, and on this
+machine. What hosted Loops has of a run ends by itself; how is told.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,7 +24,7 @@ from loops_cookbook.errors import (
 )
 from loops_cookbook.problems import shown
 from loops_cookbook.recipes.sandboxes import KINDS
-from loops_cookbook.rundir.layout import RunFolder, locked
+from loops_cookbook.rundir.layout import Claim, RunFolder, locked, origin_of
 from loops_cookbook.rundir.read import open_run
 from loops_cookbook.sandboxes import bubblewrap, plain
 from loops_cookbook.sandboxes.base import Backend, Entry
@@ -117,8 +117,8 @@ async def clean(root: Path, *, dry_run: bool = False, is_named: bool = False) ->
     folder, cleaned = RunFolder(root), Cleaned(root)
     try:
         with locked(folder) as origin:
-            is_unknown = origin is not None and not origin.is_of_this_machine and not is_named
             if folder.sandboxes.exists():
+                is_unknown = _is_of_another_machine(origin) and not is_named
                 cleaning = _Cleaning(folder, cleaned, may_live_elsewhere=is_unknown)
                 await cleaning.carry_out(dry_run=dry_run)
             cleaned.hosted = _hosted(folder)
@@ -135,8 +135,14 @@ async def clean_up_before(folder: RunFolder) -> Cleaned:
     """
     cleaned = Cleaned(folder.root)
     if folder.sandboxes.exists():
-        await _Cleaning(folder, cleaned).carry_out(dry_run=False)
+        is_unknown = _is_of_another_machine(origin_of(folder))
+        cleaning = _Cleaning(folder, cleaned, may_live_elsewhere=is_unknown)
+        await cleaning.carry_out(dry_run=False)
     return cleaned
+
+
+def _is_of_another_machine(origin: Claim | None) -> bool:
+    return origin is not None and not origin.is_of_this_machine
 
 
 class _Cleaning:

@@ -140,11 +140,22 @@ class Claim:
     file: int
     """The number of the lock's own file on its disk. A copy has another; a folder that was moved on
     one disk has it still."""
+    origin: "Claim | None" = None
+    """Of a copy that was gone on with: where the run was written that it is a copy of, where that
+    is another machine. The run may go on there as well."""
 
     @classmethod
-    def on(cls, folder: RunFolder, file: int) -> Self:
-        """The claim of this process on a folder whose lock it has open."""
-        return cls(socket.gethostname(), str(folder.root.absolute()), os.fstat(file).st_ino)
+    def on(cls, folder: RunFolder, file: int, origin: Self | None) -> Self:
+        """The claim of this process on a folder whose lock it has open.
+
+        Args:
+            folder: the run's.
+            file: the lock, open.
+            origin: where the run was written that the folder holds a copy of.
+        """
+        elsewhere = None if origin is None or origin.is_of_this_machine else origin
+        number = os.fstat(file).st_ino
+        return cls(socket.gethostname(), str(folder.root.absolute()), number, elsewhere)
 
     @property
     def is_of_this_machine(self) -> bool:
@@ -186,14 +197,32 @@ def locked(folder: RunFolder, *, claims: bool = False) -> Generator[Claim | None
                 "wait until that run ends, or stop it"
             ) from error
         claim = _claim(file)
-        origin = None if claim is None or claim.file == os.fstat(file).st_ino else claim
+        origin = _origin(claim, file)
         if origin is not None and origin.is_of_this_machine:
             _refuse_copy_of_the_living(folder, file, Path(origin.folder))
-        _sign(file, Claim.on(folder, file) if claims else claim)
+        _sign(file, Claim.on(folder, file, origin) if claims else claim)
         yield origin
     finally:
         # The file stays: to remove it would let two processes lock two files of one name.
         os.close(file)
+
+
+def origin_of(folder: RunFolder) -> Claim | None:
+    """Where the run was written that a folder holds a copy of, for whoever holds the folder.
+
+    None where it is no copy, or was one of a run of this machine, which has ended.
+    """
+    file = os.open(folder.lock, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return _origin(_claim(file), file)
+    finally:
+        os.close(file)
+
+
+def _origin(claim: Claim | None, file: int) -> Claim | None:
+    if claim is None or claim.file != os.fstat(file).st_ino:
+        return claim
+    return claim.origin
 
 
 def _refuse_copy_of_the_living(folder: RunFolder, file: int, original: Path) -> None:
