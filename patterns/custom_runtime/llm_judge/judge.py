@@ -34,7 +34,7 @@ async def score(judge: Model, *, facts: str, question: str, reply: str) -> int:
         ValidationError: the verdict cannot be read. That is no 0: the attempt is not graded.
     """
     shown = "\n".join(
-        f"{name}: {json.dumps(text, ensure_ascii=False)}"
+        f"{name}: {_as_data(text)}"
         for name, text in (("FACTS", facts), ("QUESTION", question), ("REPLY", reply))
     )
     verdict = await judge.conversation().generate(
@@ -42,3 +42,8 @@ async def score(judge: Model, *, facts: str, question: str, reply: str) -> int:
     )
     text = verdict.content or ""
     return Verdict.model_validate_json(text[text.find("{") : text.rfind("}") + 1]).score
+
+
+def _as_data(text: str) -> str:
+    """A JSON string without a `<`: many servers read `<|im_end|>` in a message as its end."""
+    return json.dumps(text, ensure_ascii=False).replace("<", "\\u003c")
