@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from loops_cookbook import tokens
 from loops_cookbook.tokens import (
     SampledTokens,
     Sequence,
@@ -85,6 +86,33 @@ def test_a_turn_that_ended_late_may_stand_before_one_that_ended_early() -> None:
     """Joined in the order of their ends, these three turns once made two rows."""
     rows = rows_of(turn([1, 2], 3), turn([1], 2), turn([1, 2, 3], 4))
     assert rows == [([1, 2, 3, 4], ".sss")]
+
+
+def test_rows_are_found_without_a_look_at_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent that called its model 9,000 times held the event loop for two minutes when it ended:
+    each prompt was compared with each row."""
+    looks: list[Turn] = []
+
+    def look(turn: Turn, earlier: Turn) -> bool:
+        looks.append(turn)
+        return goes_on_with(turn, earlier)
+
+    goes_on_with = tokens._goes_on_with  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(tokens, "_goes_on_with", look)
+    first = [turn([1] * n, n, 9) for n in range(1, 200)]
+    second = [turn([*[1] * n, n, 9, 5], 7) for n in range(1, 200)]
+    rows = sequences(Trajectory((*first, *second)))
+    assert [len(row.ids) for row in rows] == [n + 4 for n in range(1, 200)]
+    assert len(looks) == len(second)
+
+
+def test_rows_that_end_alike_are_told_apart_by_how_they_begin() -> None:
+    long = [0] * 100
+    rows = rows_of(turn([1, *long], 9), turn([2, *long], 9), turn([2, *long, 9, 3], 9))
+    assert rows == [
+        ([1, *long, 9], "." * 101 + "s"),
+        ([2, *long, 9, 3, 9], "." * 101 + "s.s"),
+    ]
 
 
 def test_a_turn_without_a_token_adds_nothing() -> None:

@@ -7,6 +7,7 @@ with that row, any other begins a new one. So each sampled token stands in exact
 prompt tokens are context in it, never trained.
 """
 
+from bisect import bisect_right, insort
 from collections.abc import Sequence as AbstractSequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, cast
@@ -147,16 +148,62 @@ def sequences(trajectory: Trajectory) -> tuple[Sequence, ...]:
     said = [turn for turn in trajectory.turns if len(turn.sampled.ids)]
     if len(said) == 1:  # as most attempts have
         return (_row(said),)
-    rows: list[list[Turn]] = []
+    rows = _Rows()
     for turn in sorted(said, key=lambda turn: len(turn.prompt_ids)):
-        begun = [row for row in rows if _goes_on_with(turn, row[-1])]
-        if begun:
-            max(begun, key=lambda row: _length(row[-1])).append(turn)
-        else:
-            rows.append([turn])
+        rows.place(turn)
     place = {id(turn): index for index, turn in enumerate(said)}
-    rows.sort(key=lambda turns: place[id(turns[0])])
-    return tuple(_row(turns) for turns in rows)
+    return tuple(map(_row, sorted(rows.rows, key=lambda turns: place[id(turns[0])])))
+
+
+class _Rows:
+    """Rows that are found by the length and the last ids of what they hold.
+
+    An agent may call a model thousands of times, and each call may be a row of its own; to compare
+    each prompt with each row would hold the event loop for minutes.
+    """
+
+    def __init__(self) -> None:
+        self.rows: list[list[Turn]] = []
+        self._lengths: list[int] = []
+        """Of what rows hold, or held, ascending, each once."""
+        self._ends: dict[int, dict[bytes, list[int]]] = {}
+        """The places of rows by their length and their last ids."""
+
+    def place(self, turn: Turn) -> None:
+        """Go on with the longest row that the turn's prompt begins with, or begin one."""
+        prompt = _bytes(turn.prompt_ids)
+        index = self._taken(turn, prompt)
+        if index is None:
+            index = len(self.rows)
+            self.rows.append([])
+        self.rows[index].append(turn)
+        end = _length(turn)
+        if end not in self._ends:
+            insort(self._lengths, end)
+        last = _last(prompt + _bytes(turn.sampled.ids), end)
+        insort(self._ends.setdefault(end, {}).setdefault(last, []), index)
+
+    def _taken(self, turn: Turn, prompt: bytes) -> int | None:
+        fitting = bisect_right(self._lengths, len(turn.prompt_ids))
+        for length in reversed(self._lengths[:fitting]):
+            like_it = self._ends[length].get(_last(prompt, length), [])
+            for place, index in enumerate(like_it):
+                if _goes_on_with(turn, self.rows[index][-1]):
+                    return like_it.pop(place)
+        return None
+
+
+_WIDTH = np.dtype(np.int32).itemsize
+_LAST_IDS = 64
+
+
+def _bytes(ids: Ids) -> bytes:
+    return ids.astype(np.int32, copy=False).tobytes()
+
+
+def _last(data: bytes, end: int) -> bytes:
+    """The last of so many ids."""
+    return data[max(0, end - _LAST_IDS) * _WIDTH : end * _WIDTH]
 
 
 def _goes_on_with(turn: Turn, earlier: Turn) -> bool:
