@@ -667,12 +667,15 @@ async def test_what_is_meant_to_end_a_process_ends_a_try(phase: str, error: Base
         assert (attempt.reward, attempt.tries) == (1.0, 1 if phase == "close" else 2)
 
 
-async def test_a_runtime_that_cannot_say_what_it_recorded_fails_a_try_and_not_the_run() -> None:
+@pytest.mark.parametrize("error", [KeyError("turns"), SystemExit(0)], ids=repr)
+async def test_a_runtime_that_cannot_say_what_it_recorded_fails_a_try_and_not_the_run(
+    error: BaseException,
+) -> None:
     """It ended the run, as a bug of this package."""
 
     class Forgets(PlayLease):
         def recorded(self) -> Recorded:
-            raise KeyError("turns")
+            raise error
 
     class Forgetful(PlayRuntime):
         @asynccontextmanager

@@ -174,6 +174,8 @@ def recorded_of(lease: Lease, before: Recorded) -> Recorded:
         recorded = cast(object, lease.recorded())
     except Exception as error:  # user code may raise anything
         return replace(before, failure=before.failure or error)
+    except SystemExit as error:
+        recorded = error  # which is no Recorded either
     if isinstance(recorded, Recorded):
         return recorded
     fault = EpisodeError(f"recorded() of a lease gave {found(recorded)}: give a Recorded")
