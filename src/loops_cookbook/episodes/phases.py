@@ -42,13 +42,17 @@ class Metadata(UserDict[str, Scalar]):
 
 @dataclass(slots=True)
 class _Phase:
-    """What all four share. A field is set once."""
+    """What all four share. A field is set once, when it is made."""
 
+    _is_made: bool = field(default=False, init=False, repr=False)
     _workers: Workers
+
+    def __post_init__(self) -> None:
+        self._is_made = True
 
     def __setattr__(self, name: str, value: object) -> None:
         # `sample.metadata |= {...}` sets the field to what it is already, and is no harm.
-        if getattr(self, name, value) is not value:
+        if name != "_is_made" and self._is_made and getattr(self, name) is not value:
             raise AttributeError(
                 f"{name} of {type(self).__name__} cannot be replaced: change what it holds"
             )

@@ -65,6 +65,9 @@ class SamplingTerms:
     """`TRAIN`, or the name of an evaluation set."""
 
 
+_NOTHING = Recorded()
+
+
 def _nobody(attempt: Attempt) -> None: ...
 
 
@@ -101,7 +104,7 @@ class Trial:
         self.fatal: EngineDied | None = None
         """What ends the run."""
         self.lease: Lease | None = None
-        self.recorded = Recorded()
+        self.recorded = _NOTHING
         self.started_at = time.time()
         self.timed_out = False
         self._context = context
