@@ -101,11 +101,11 @@ class Trajectory:
     @property
     def logprob_mean(self) -> float | None:
         """The mean log-probability of the sampled tokens; None where there is none."""
-        logprobs = [turn.sampled.logprobs for turn in self.turns]
-        count = sum(map(len, logprobs))
-        if not count:
-            return None
-        return sum(float(each.sum(dtype=np.float64)) for each in logprobs) / count
+        total, count = 0.0, 0
+        for turn in self.turns:
+            total += float(turn.sampled.logprobs.sum(dtype=np.float64))
+            count += len(turn.sampled.logprobs)
+        return total / count if count else None
 
     @property
     def policy_versions(self) -> tuple[int, ...]:

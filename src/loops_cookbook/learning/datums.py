@@ -112,10 +112,11 @@ def supervised(sequence: Sequence) -> Datum:
 
 
 def _datum(sequence: Sequence, advantage: float) -> Datum:
-    is_trained = sequence.is_sampled[1:]
+    advantages = np.zeros(len(sequence.ids) - 1, np.float32)
+    advantages[sequence.is_sampled[1:]] = advantage
     return Datum(
         input_ids=sequence.ids[:-1],
         target_ids=sequence.ids[1:],
         logprobs=sequence.logprobs[1:],
-        advantages=np.where(is_trained, np.float32(advantage), np.float32(0.0)),
+        advantages=advantages,
     )

@@ -225,12 +225,16 @@ def sample_train_kl(datums: Sequence[Datum], logprobs: Sequence[Logprobs]) -> Me
     Source: k1, k2 and k3 of Schulman 2020, "Approximating KL Divergence",
     http://joschu.net/blog/kl-approx.html, with the sampler as the distribution sampled from.
     """
-    differences: list[np.ndarray[tuple[int], np.dtype[np.float64]]] = []
-    for datum, trainer in zip(datums, logprobs, strict=True):
-        if datum.logprobs is not None and datum.advantages is not None:
-            is_trained = datum.advantages != 0
-            differences.append(datum.logprobs[is_trained].astype(np.float64) - trainer[is_trained])
-    d = np.concatenate(differences) if differences else np.empty(0)
+    rows = [
+        (datum.logprobs, trainer, datum.advantages)
+        for datum, trainer in zip(datums, logprobs, strict=True)
+        if datum.logprobs is not None and datum.advantages is not None
+    ]
+    if not rows:
+        return {}
+    sampled, trained, advantages = (np.concatenate(stream) for stream in zip(*rows, strict=True))
+    counts = advantages != 0
+    d = sampled[counts].astype(np.float64) - trained[counts]
     if len(d) == 0:
         return {}
     with np.errstate(over="ignore"):  # a policy far from its sampler: infinite, and written so

@@ -5,7 +5,7 @@ that counts them needs sums alone. What would be a mean over nothing is left out
 """
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from loops_cookbook.attempts import Fate, Group, Rejection, Scalar
@@ -23,15 +23,13 @@ def rollout_rows(group: Group, rewarded: Fate) -> list[RolloutRow]:
 
 def fate_counts(rows: Iterable[RolloutRow]) -> Counter[str]:
     """How many attempts came to each fate, under the names of the metrics."""
-    counts: Counter[str] = Counter()
-    ended: Counter[Fate] = Counter()
-    for row in rows:
-        ended[row.fate] += 1
-        if row.fate is Fate.FAILED:
-            counts[f"attempts/failed/{row.exception or 'unknown'}"] += 1
-        counts["attempts/timed_out"] += row.flags.timed_out
-        counts["attempts/retried"] += row.flags.retried
-    for fate, number in ended.items():
+    rows = tuple(rows)
+    counts = Counter(
+        f"attempts/failed/{row.exception or 'unknown'}" for row in rows if row.fate is Fate.FAILED
+    )
+    counts["attempts/timed_out"] = sum(row.flags.timed_out for row in rows)
+    counts["attempts/retried"] = sum(row.flags.retried for row in rows)
+    for fate, number in Counter(row.fate for row in rows).items():
         counts["attempts/finished"] += number
         counts[f"attempts/{fate.kind}"] += number
         if fate.kind != fate.value:
@@ -75,8 +73,8 @@ class Tally:
         self._rewards = Moments()
         self._logprobs = Moments()
         self._times = {name: Moments() for name in ("sampling", "grading", "waiting")}
-        self._numbers: dict[str, Moments] = {}
-        self._texts: dict[str, Counter[str]] = {}
+        self._numbers: dict[str, Moments] = defaultdict(Moments)
+        self._texts: dict[str, Counter[str]] = defaultdict(Counter)
         self._labels = labels
 
     def add(self, rows: Sequence[RolloutRow], rejection: Rejection | None) -> None:
@@ -84,6 +82,8 @@ class Tally:
         self._counts["groups/usable" if rejection is None else f"groups/{rejection.reason}"] += 1
         self._counts.update(fate_counts(rows))
         self._counts.update(token_counts(rows))
+        for name, time in self._times.items():
+            time.add_sum(sum(getattr(row.timing, name) for row in rows), len(rows))
         for row in rows:
             self._add_row(row)
 
@@ -126,16 +126,14 @@ class Tally:
         if row.reward is not None:
             self._rewards.add(row.reward)
             self._record(row.metadata)
-        for name, time in self._times.items():
-            time.add(getattr(row.timing, name))
 
     def _record(self, metadata: Mapping[str, Scalar]) -> None:
         for key, value in metadata.items():
             if isinstance(value, str):
                 label = self._labels.label(key, value)
-                self._texts.setdefault(key, Counter())[label] += 1
+                self._texts[key][label] += 1
             elif (number := _as_float(value)) is not None:
-                self._numbers.setdefault(key, Moments()).add(number)
+                self._numbers[key].add_sum(number, 1)
 
 
 def _as_float(value: float) -> float | None:
