@@ -44,7 +44,8 @@ class ByteTokenizer:
         self._ids = {word: first + index for index, word in enumerate(words)}
         self._longest_first = sorted(self._ids, key=len, reverse=True)
         marks = {self.end_id: "<|end|>"} | {i: f"<|{role}|>" for role, i in self.role_ids.items()}
-        self._texts = {i: text.encode() for i, text in marks.items()}
+        self._texts = {i: bytes([i]) for i in range(_BYTES)}
+        self._texts |= {i: text.encode() for i, text in marks.items()}
         self._texts |= {i: word.encode() for word, i in self._ids.items()}
         self.vocabulary_size = first + len(words)
         """One more than the highest id."""
@@ -64,8 +65,7 @@ class ByteTokenizer:
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of any ids; marks are shown as `<|user|>`, broken UTF-8 as U+FFFD."""
-        pieces = (bytes([i]) if i < _BYTES else self._texts.get(i, b"<|?|>") for i in ids)
-        return b"".join(pieces).decode(errors="replace")
+        return b"".join([self._texts.get(i, b"<|?|>") for i in ids]).decode(errors="replace")
 
 
 class PlainRenderer:
