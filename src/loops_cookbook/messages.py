@@ -101,11 +101,12 @@ def canonical(message: Message) -> tuple[object, ...]:
     calls = tuple(_canonical_call(call) for call in _calls_of(message))
     if role == "assistant":
         return (role, content, calls)
-    kept = {"role", "content", "tool_calls"}
-    rest = tuple(
-        sorted((k, _stable(v)) for k, v in message.items() if k not in kept and v is not None)
-    )
-    return (role, content, calls, rest)
+    rest = [
+        (key, _stable(value))
+        for key, value in message.items()
+        if key not in {"role", "content", "tool_calls"} and value is not None
+    ]
+    return (role, content, calls, tuple(sorted(rest)))
 
 
 def canonical_tools(tools: Sequence[Tool] | None) -> str:

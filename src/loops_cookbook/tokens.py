@@ -85,8 +85,9 @@ class Trajectory:
     turns: tuple[Turn, ...] = ()
 
     def __post_init__(self) -> None:
-        if not all(isinstance(cast(object, turn), Turn) for turn in self.turns):
-            raise TypeError("a Trajectory holds something else than Turns")
+        for turn in self.turns:
+            if not isinstance(cast(object, turn), Turn):
+                raise TypeError("a Trajectory holds something else than Turns")
 
     @property
     def sampled_tokens(self) -> int:

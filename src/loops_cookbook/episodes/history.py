@@ -107,7 +107,7 @@ class History:
 
 
 def _listed(messages: object) -> Sequence[object]:
-    if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence):
+    if isinstance(messages, str | bytes) or not isinstance(messages, Sequence):
         raise EpisodeError(
             f"generate() was given {found(cast(object, messages))} as messages: pass a list of "
             'messages such as {"role": "user", "content": "..."}'
@@ -119,29 +119,34 @@ def _listed(messages: object) -> Sequence[object]:
 
 def _key(index: int, message: object) -> _Key:
     """The canonical form of a message, once it is known to have a form."""
-    where = f"messages[{index}] of generate()"
     if not isinstance(message, Mapping):
         raise EpisodeError(
-            f"{where} is {found(message)}, not a mapping: pass messages such as "
+            f"{_place(index)} is {found(message)}, not a mapping: pass messages such as "
             '{"role": "user", "content": "..."}, and reply.message for a reply'
         )
     message = cast(Message, message)
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str) or role not in _ROLES:
-        raise EpisodeError(f"{where} has the role {found(role)}: use one of {', '.join(_ROLES)}")
+        raise EpisodeError(
+            f"{_place(index)} has the role {found(role)}: use one of {', '.join(_ROLES)}"
+        )
     if images_in(content):
         raise EpisodeError(
-            f"{where} ({role}) holds an image: models are given token ids alone in this version, "
-            "as `loops check` says after `Images:`; send text"
+            f"{_place(index)} ({role}) holds an image: models are given token ids alone in this "
+            "version, as `loops check` says after `Images:`; send text"
         )
     if content is None and role != "assistant":
-        raise EpisodeError(f"{where} ({role}) has no content: give it a string")
+        raise EpisodeError(f"{_place(index)} ({role}) has no content: give it a string")
     try:
         key = canonical(message)
         hash(key)
         return key
     except (ValueError, TypeError, AttributeError) as error:
-        raise EpisodeError(f"{where} ({role}) is not in OpenAI form: {error}") from error
+        raise EpisodeError(f"{_place(index)} ({role}) is not in OpenAI form: {error}") from error
+
+
+def _place(index: int) -> str:
+    return f"messages[{index}] of generate()"
 
 
 def frozen(message: object) -> Message:

@@ -142,10 +142,11 @@ class Recorded:
             raise TypeError(
                 f"a Recorded's trajectory is {found(self.trajectory)}: use Trajectory(turns)"
             )
-        if not all(len(turn.prompt_ids) for turn in self.trajectory.turns):
-            raise ValueError(
-                "a recorded turn has an empty prompt: nothing predicts its first sampled token"
-            )
+        for turn in self.trajectory.turns:
+            if not len(turn.prompt_ids):
+                raise ValueError(
+                    "a recorded turn has an empty prompt: nothing predicts its first sampled token"
+                )
 
 
 class Lease(Protocol):

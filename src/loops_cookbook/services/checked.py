@@ -69,8 +69,10 @@ def what_is_wrong(completions: Sequence[object], asked: Asked) -> str | None:
     """Why an answer cannot be true, as the object of a sentence; None where it can."""
     if len(completions) != asked.n:
         return f"{len(completions)} completions where {asked.n} were asked for"
-    wrong = (_wrong_with(completion, asked) for completion in completions)
-    return next((what for what in wrong if what is not None), None)
+    for completion in completions:
+        if (wrong := _wrong_with(completion, asked)) is not None:
+            return wrong
+    return None
 
 
 def _wrong_with(completion: object, asked: Asked) -> str | None:
