@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from loops_cookbook.attempts import Attempt, Discarded, Fate, Group, Rejection
+from loops_cookbook.attempts import Attempt, Discarded, Fate, Flags, Group, Rejection, Timing
 
 
 def attempt(index: int, reward: float | None) -> Attempt:
@@ -23,6 +23,11 @@ def attempt(index: int, reward: float | None) -> Attempt:
 )
 def test_a_fate_has_a_kind_and_a_reason(fate: Fate, kind: str, reason: str) -> None:
     assert (fate.kind, fate.reason) == (kind, reason)
+
+
+@pytest.mark.parametrize("told", [Flags(retried=True), Timing(1.0, 2.0, 3.0, 4.0)])
+def test_what_is_told_of_an_attempt_has_a_key_for_each_field(told: Flags | Timing) -> None:
+    assert told.to_json() == dataclasses.asdict(told)
 
 
 def test_every_fate_is_of_a_known_kind() -> None:

@@ -190,6 +190,14 @@ class RolloutRow(Row):
     transcript: str | None = None
     """Its file in `transcripts/`; whoever wrote it fills this in."""
 
+    def to_json(self) -> Json:
+        """One object, with plain values in it: there is a row for each attempt of a run."""
+        row = Row.to_json(self)
+        row["fate"] = self.fate.value
+        row["flags"] = self.flags.to_json()
+        row["timing"] = self.timing.to_json()
+        return row
+
     @classmethod
     def of(cls, attempt: Attempt, fate: Fate) -> Self:
         """The row of an attempt with the fate it came to."""

@@ -47,8 +47,8 @@ def transcript_text(transcript: Transcript) -> str:
             "exception": transcript.exception,
             "metadata": transcript.metadata,
             "tries": transcript.tries,
-            "flags": transcript.flags,
-            "timing": transcript.timing,
+            "flags": transcript.flags.to_json(),
+            "timing": transcript.timing.to_json(),
             "started_at": transcript.started_at,
         }
     )

@@ -127,11 +127,8 @@ class RunWriter:
     def fates(self, rows: Sequence[RolloutRow]) -> None:
         """Add rows to `rollouts.jsonl`, each with the name of its transcript."""
         self._rollouts.append(
-            {
-                **row.to_json(),
-                "fate": row.fate.value,
-                "transcript": row.transcript or self._name_of(TRAIN, row.group, row.attempt),
-            }
+            row.to_json()
+            | {"transcript": row.transcript or self._name_of(TRAIN, row.group, row.attempt)}
             for row in rows
         )
 
