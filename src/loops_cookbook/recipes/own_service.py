@@ -10,7 +10,6 @@ Faults of its sampler end attempts, as those of any sampler do.
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import TypeVar, cast
 
 import numpy as np
@@ -127,7 +126,7 @@ class _Blamed:
     ) -> StepResult:
         """Take one optimizer step on a batch."""
         result = await _done(
-            self._spec, "train", partial(self._trainer.train, batch, loss, adam, key=key)
+            self._spec, "train", lambda: self._trainer.train(batch, loss, adam, key=key)
         )
         self._expect("train", result, StepResult)
         self._expect_rows("train", result.logprobs, batch)
@@ -135,7 +134,7 @@ class _Blamed:
 
     async def publish(self, *, key: str) -> int:
         """Hand the current weights to the sampler."""
-        version = await _done(self._spec, "publish", partial(self._trainer.publish, key=key))
+        version = await _done(self._spec, "publish", lambda: self._trainer.publish(key=key))
         return self._expect("publish", version, int)
 
     def _expect(self, what: str, given: T, due: type[T]) -> T:
@@ -162,8 +161,9 @@ class _Scores(_Blamed):
 
     async def score(self, batch: Sequence[Datum], *, key: str) -> tuple[Logprobs, ...]:
         """The current weights' logprobs of a supervised batch's targets."""
-        assert isinstance(self._trainer, Scorer), "the class is chosen for it"
-        rows = await _done(self._spec, "score", partial(self._trainer.score, batch, key=key))
+        trainer = self._trainer
+        assert isinstance(trainer, Scorer), "the class is chosen for it"
+        rows = await _done(self._spec, "score", lambda: trainer.score(batch, key=key))
         self._expect_rows("score", rows, batch)
         return rows
 
@@ -173,15 +173,17 @@ class _Saves(_Blamed):
 
     async def save(self, name: str) -> str:
         """Keep what is trained and its optimizer; where it is."""
-        assert isinstance(self._trainer, Checkpointer), "the class is chosen for it"
-        path = await _done(self._spec, "save", partial(self._trainer.save, name))
+        trainer = self._trainer
+        assert isinstance(trainer, Checkpointer), "the class is chosen for it"
+        path = await _done(self._spec, "save", lambda: trainer.save(name))
         return self._expect("save", path, str)
 
     async def load(self, path: str, *, with_optimizer: bool) -> int:
         """Train on from a checkpoint."""
-        assert isinstance(self._trainer, Checkpointer), "the class is chosen for it"
+        trainer = self._trainer
+        assert isinstance(trainer, Checkpointer), "the class is chosen for it"
         step = await _done(
-            self._spec, "load", partial(self._trainer.load, path, with_optimizer=with_optimizer)
+            self._spec, "load", lambda: trainer.load(path, with_optimizer=with_optimizer)
         )
         return self._expect("load", step, int)
 
