@@ -81,6 +81,30 @@ def test_ctrl_c_is_said_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr() == ("", "loops: interrupted\n")
 
 
+def test_sigterm_is_said_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """It ended a command without a word."""
+    assert ended(Terminated()) == 143
+    assert capsys.readouterr() == ("", "loops: told to end (SIGTERM)\n")
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, Terminated])
+def test_what_was_kept_is_said_with_the_interruption(
+    kind: type[BaseException], capsys: pytest.CaptureFixture[str]
+) -> None:
+    @guarded
+    def command(as_json: bool = False) -> None:
+        raise kind("go on with: loops run t.toml --resume")
+
+    with pytest.raises(typer.Exit) as caught:
+        command(as_json=True)
+    out, err = capsys.readouterr()
+    assert err.endswith(": go on with: loops run t.toml --resume\n")
+    assert json.loads(out) == {
+        "errors": [err.strip().removeprefix("loops: ")],
+        "exit_status": caught.value.exit_code,
+    }
+
+
 def test_debug_adds_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     ended(ConfigError("a: wrong"), debug=True)
     said = capsys.readouterr().err

@@ -1,7 +1,10 @@
 """Ctrl-C ends the command in one line, also while it is still being imported."""
 
+import signal
 import subprocess
 import sys
+
+import pytest
 
 INTERRUPTED_WHILE_IMPORTING = """
 import sys
@@ -23,6 +26,41 @@ def test_ctrl_c_during_the_imports_is_one_line_and_status_130() -> None:
     code = INTERRUPTED_WHILE_IMPORTING.format(name="loops_cookbook.cli.app")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "loops: interrupted\n")
+
+
+def test_sigterm_during_the_imports_is_one_line_and_status_143() -> None:
+    """It ended the command without a word."""
+    code = INTERRUPTED_WHILE_IMPORTING.format(name="loops_cookbook.cli.app")
+    code = "import os, signal\n" + code.replace(
+        "raise KeyboardInterrupt", "os.kill(os.getpid(), signal.SIGTERM)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (143, "loops: told to end (SIGTERM)\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "where", ["threading.Thread(target=wait).start()", "atexit.register(wait)"]
+)
+def test_a_signal_amid_what_the_command_left_ends_it_with_its_status(
+    number: signal.Signals, where: str
+) -> None:
+    """Ctrl-C while a thread was waited for showed a traceback of the interpreter's end."""
+    code = (
+        "import atexit, os, signal, sys, threading, time\n"
+        "from loops_cookbook.cli import app, main\n"
+        "def wait():\n"
+        "    time.sleep(0.2)\n"
+        f"    os.kill(os.getpid(), {int(number)})\n"
+        "    time.sleep(600)\n"
+        "def work():\n"
+        f"    {where}\n"
+        "    sys.exit(0)\n"
+        "app.main = work\n"
+        "main.main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_the_entry_imports_nothing_that_takes_time() -> None:

@@ -1,25 +1,14 @@
-"""SIGINT and SIGTERM end work once, SIGQUIT never, whatever the program does at that moment."""
+"""SIGINT and SIGTERM end a command in order, SIGQUIT never, whatever the program does."""
 
 import os
 import signal
-from collections.abc import Iterator
+import subprocess
+import sys
 from types import FrameType
 
-import anyio
 import pytest
-from anyio.lowlevel import checkpoint
 
-from loops_cookbook.cli.exits import Terminated
-from loops_cookbook.cli.signals import answering_quit, until_signalled
-
-
-@pytest.fixture(autouse=True)
-def put_back() -> Iterator[None]:
-    """The handlers of this process, which goes on."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
+from loops_cookbook.cli.signals import answering_quit
 
 
 def quit_now() -> None:
@@ -49,45 +38,42 @@ def test_an_answer_amid_a_write_to_the_same_stream_is_left_out() -> None:
         quit_now()
 
 
-@pytest.mark.parametrize(
-    ("number", "raised"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, Terminated)]
-)
-def test_work_is_cancelled_once_and_its_release_is_not_cut_by_another_signal(
-    number: signal.Signals, raised: type[BaseException]
-) -> None:
-    released: list[bool] = []
+COMMAND = """
+import os, signal, anyio
+from loops_cookbook.cli.exits import guarded
+from loops_cookbook.cli.signals import run_until_signalled
 
-    async def work() -> None:
-        os.kill(os.getpid(), number)
-        try:
-            await anyio.sleep_forever()
-        finally:
-            with anyio.CancelScope(shield=True):
-                os.kill(os.getpid(), number)
-                await anyio.sleep(0.01)
-                released.append(True)
-
-    with pytest.raises(raised):
-        anyio.run(until_signalled, work)
-    assert released == [True]
-
-
-@pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
-def test_after_the_work_has_ended_another_signal_changes_nothing(second: signal.Signals) -> None:
-    """A second Ctrl-C, just when the run had ended, showed a traceback of the interpreter."""
-
-    async def work() -> None:
-        os.kill(os.getpid(), signal.SIGINT)
+async def work():
+    os.kill(os.getpid(), signal.{name})
+    try:
         await anyio.sleep_forever()
+    finally:
+        with anyio.CancelScope(shield=True):
+            await anyio.sleep({seconds})
+            print("released")
 
-    with pytest.raises(KeyboardInterrupt):
-        anyio.run(until_signalled, work)
-    os.kill(os.getpid(), second)
+@guarded
+def command():
+    run_until_signalled(work, waits="one is released", left="run it again for the rest")
+
+command()
+"""
 
 
-def test_work_that_no_signal_ended_leaves_the_handlers_of_python() -> None:
-    async def work() -> None:
-        await checkpoint()
-
-    anyio.run(until_signalled, work)
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+@pytest.mark.parametrize(
+    ("name", "status", "said"),
+    [("SIGINT", 130, "interrupted"), ("SIGTERM", 143, "told to end (SIGTERM)")],
+)
+def test_a_command_that_is_stopped_releases_and_says_how_to_go_on(
+    name: str, status: int, said: str
+) -> None:
+    code = COMMAND.format(name=name, seconds=0.01)
+    code = code.replace(
+        "\ncommand()", "\ntry:\n    command()\nexcept Exception as e: exit(e.exit_code)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (status, "released\n")
+    assert done.stderr.splitlines() == [
+        "loops: stopping: one is released, at most 20 s; press Ctrl-C again to end now",
+        f"loops: {said}: run it again for the rest",
+    ]

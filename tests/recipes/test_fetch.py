@@ -5,6 +5,7 @@ import fcntl
 import hashlib
 import json
 import shutil
+import subprocess
 import sys
 import threading
 import zipfile
@@ -256,6 +257,25 @@ def test_an_interrupted_fetch_leaves_nothing(cache: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         fetch(MODEL, interrupt)
     assert kept(cache) == []
+
+
+def test_a_fetch_that_ctrl_c_ends_shows_no_traceback_of_its_child() -> None:
+    """A terminal sends Ctrl-C to both, and the hub's client told where it stood."""
+    code = (
+        "import os, signal, sys, threading\n"
+        "from loops_cookbook.recipes import fetch\n"
+        "signal.signal(signal.SIGALRM, lambda *_: os.killpg(0, signal.SIGINT))\n"
+        "signal.setitimer(signal.ITIMER_REAL, 0.5)\n"
+        "try:\n"
+        "    child = 'import time; time.sleep(600)'\n"
+        "    fetch._run([sys.executable, '-c', child], seconds=60, stdout=2)\n"
+        "except KeyboardInterrupt:\n"
+        "    print('interrupted')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, start_new_session=True
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "interrupted\n", "")
 
 
 @pytest.mark.usefixtures("no_downloader")

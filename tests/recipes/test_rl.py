@@ -24,6 +24,7 @@ from loops_cookbook.errors import (
     RunStopped,
     ServiceUnavailable,
 )
+from loops_cookbook.recipes.ending import Ending
 from loops_cookbook.recipes.plan import AnyTask, Plan
 from loops_cookbook.recipes.rl import Surroundings, run_rl
 from loops_cookbook.records import (
@@ -579,7 +580,7 @@ async def test_why_a_process_must_end_is_told_with_how_the_run_ended(runnable, p
             ScriptedService(sampler, RecordingTrainer(sampler)),
             notebook,
             row_of(plan),
-            Surroundings(end_process=end_process),
+            Surroundings(ending=Ending(notebook, end_process)),
         )
     ((status, (reason, stuck)),) = told
     assert status == "stopped"

@@ -39,6 +39,20 @@ def track(*messages: dict[str, object], name: str = "wandb", seconds: float = 20
     return [text for level, text in notes if level == "warning"]
 
 
+def test_a_tracker_that_a_whole_job_is_told_to_end_with_still_sends_what_it_has(
+    double: TrackerDouble,
+) -> None:
+    """systemd sends SIGTERM to every process of a unit, and the end of the run was lost."""
+    with TrackerProcess("wandb", lambda *said: None) as process:
+        process.send(BEGIN)
+        while not double.calls:
+            time.sleep(0.01)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            os.kill(process._process.pid, number)  # pyright: ignore[reportPrivateUsage]
+        process.send({**END, "status": "interrupted"})
+    assert double.calls[-1] == ["finish", 1]
+
+
 def test_a_tracker_that_cannot_begin_is_one_warning_without_a_key(double: TrackerDouble) -> None:
     double.set(FAULTS="fail:init")
     assert track(BEGIN, *(log(update) for update in range(99)), END) == [

@@ -156,6 +156,55 @@ async def test_cancelling_the_wait_does_not_wait_for_ever() -> None:
     assert took == 1 + 5 + STRAY_SECONDS
 
 
+async def test_the_end_of_a_run_is_bounded_once_however_often_it_is_waited_for() -> None:
+    """Ctrl-C amid an agent that ignores cancellation took the last while of its group, and then
+    that of the run."""
+    until = anyio.Event()
+    ended_at: list[float] = []
+
+    def end(jobs: Sequence[str]) -> None:
+        ended_at.append(anyio.current_time())
+        until.set()
+
+    began = anyio.current_time()
+    with anyio.move_on_after(1):
+        async with open_keeper(end) as keeper:
+            await keeper.outcome(job(release_seconds=5), lambda: ignore_cancellation(until))
+    assert ended_at == [began + 1 + 5 + STRAY_SECONDS]
+
+
+@pytest.mark.parametrize("seconds", [0.0, 2.0])
+async def test_an_end_that_is_hurried_waits_for_no_job(seconds: float) -> None:
+    """A second Ctrl-C changed nothing."""
+    told: list[Sequence[str]] = []
+    until = anyio.Event()
+
+    def end(jobs: Sequence[str]) -> None:
+        told.append(jobs)
+        until.set()
+
+    async def release() -> None:
+        try:
+            await anyio.sleep_forever()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await until.wait()
+
+    async def hurry(keeper: Keeper) -> None:
+        await anyio.sleep(1 + seconds)
+        keeper.hurry()
+
+    began = anyio.current_time()
+    async with anyio.create_task_group() as group:
+        with anyio.move_on_after(1):
+            async with open_keeper(end) as keeper:
+                group.start_soon(hurry, keeper)
+                await keeper.outcomes({job(): release, job(): release})
+        assert anyio.current_time() == began + 1 + seconds
+    ((line,),) = told
+    assert line.startswith("a job and 1 more: waiting, at tests/rollouts/test_keeper.py:")
+
+
 @pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"])
 async def test_a_run_that_is_cancelled_before_it_begins_ends() -> None:
     """What keeps the time is shielded, and was waited for."""

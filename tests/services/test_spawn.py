@@ -47,6 +47,21 @@ async def child(program: str, folder: Path, **options: Any) -> AsyncGenerator[Ch
         yield started
 
 
+DEAF = """
+for number in (signal.SIGINT, signal.SIGTERM): signal.signal(number, signal.SIG_IGN)
+ready()
+while os.read(0, 1): pass
+words("ended with its stdin")
+"""
+
+
+async def test_a_child_that_no_signal_ends_ends_with_its_stdin(tmp_path: Path) -> None:
+    """A whole job that was sent SIGTERM lost its engine before the run had let go of it."""
+    async with child(DEAF, tmp_path, end_seconds=30.0) as started:
+        os.kill(started._process.pid, signal.SIGTERM)  # pyright: ignore[reportPrivateUsage]
+    assert (tmp_path / "logs" / "engine.log").read_text() == "ended with its stdin\n"
+
+
 def is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)

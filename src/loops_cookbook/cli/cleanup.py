@@ -3,15 +3,23 @@
 from pathlib import Path
 from typing import Annotated
 
-import anyio
 import typer
 
 from loops_cookbook.cli.options import DebugOption, EnvFileOption
+from loops_cookbook.cli.signals import run_until_signalled
 from loops_cookbook.config.environment import read_environment
 from loops_cookbook.errors import RunFolderError
-from loops_cookbook.recipes.cleanup import Cleaned, clean, config_directories, run_folders
+from loops_cookbook.recipes.cleanup import (
+    RELEASE_SECONDS,
+    Cleaned,
+    clean,
+    config_directories,
+    run_folders,
+)
 
 LEFT_OVER = 1
+BEYOND_RELEASE_SECONDS = 10.0
+"""For the end of this command when it is interrupted, beyond the release of one sandbox."""
 NOTHING = "nothing to release"
 NOWHERE = (
     "no run was found, and nothing was released: runs are looked for from the working directory; "
@@ -54,7 +62,12 @@ def cleanup(
             for line in one.lines:
                 typer.echo(line)
 
-    anyio.run(clean_all)
+    run_until_signalled(
+        clean_all,
+        seconds=RELEASE_SECONDS + BEYOND_RELEASE_SECONDS,
+        waits="the sandbox under way is released",
+        left="what was released is in the ledgers; run it again for the rest",
+    )
     if damaged:
         raise ExceptionGroup("folders that cannot be cleaned", damaged)
     if not any(one.lines for one in cleaned):

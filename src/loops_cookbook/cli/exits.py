@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NoReturn, ParamSpec, cast
 
@@ -23,13 +23,14 @@ from loops_cookbook.errors import OUR_BUG, LoopsError
 
 P = ParamSpec("P")
 
-INTERRUPTED = 128 + signal.SIGINT
-TERMINATED = 128 + signal.SIGTERM
 PIPE_CLOSED = 1
 
 
 class Terminated(BaseException):
-    """SIGTERM arrived; passes through everything, so that everything is released."""
+    """SIGTERM arrived; passes through everything, so that everything is released.
+
+    As with KeyboardInterrupt, its text is what was kept and how to go on.
+    """
 
 
 def guarded(command: Callable[P, None]) -> Callable[P, None]:
@@ -72,28 +73,26 @@ def _termination_raises() -> Generator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def interrupted() -> int:
-    """Say that Ctrl-C ended the command; its exit status."""
-    say(["interrupted"])
-    return INTERRUPTED
+def interruption(number: signal.Signals, left: str = "") -> str:
+    """That a signal ended the command, and what of it is left."""
+    what = "interrupted" if number == signal.SIGINT else f"told to end ({number.name})"
+    return f"{what}: {left}" if left else what
 
 
 def _end(error: BaseException, *, debug: bool, as_json: bool) -> NoReturn:
     causes = list(_leaves(error))
     ours = [cause for cause in causes if isinstance(cause, LoopsError)]
-    if any(isinstance(cause, KeyboardInterrupt) for cause in causes):
-        status = interrupted()
-    elif any(isinstance(cause, Terminated) for cause in causes):
-        status = TERMINATED
+    if (signalled := _signalled(causes)) is not None:
+        number, left = signalled
+        status, lines = 128 + number, [interruption(number, left)]
+        _say_both(lines, status, as_json=as_json)
     elif all(isinstance(cause, BrokenPipeError) for cause in causes):
         _forget_stdout()
         status = PIPE_CLOSED
     elif len(ours) == len(causes):
         status = max(cause.exit_status for cause in ours)
         lines = [line for cause in ours for line in str(cause).splitlines()]
-        if as_json:
-            typer.echo(json.dumps({"errors": lines, "exit_status": status}, ensure_ascii=False))
-        say(lines)
+        _say_both(lines, status, as_json=as_json)
     else:
         status = OUR_BUG
         _say_traceback(error)
@@ -101,6 +100,21 @@ def _end(error: BaseException, *, debug: bool, as_json: bool) -> NoReturn:
     if debug and status != OUR_BUG:
         _say_traceback(error)
     raise typer.Exit(status)
+
+
+def _signalled(causes: Iterable[BaseException]) -> tuple[signal.Signals, str] | None:
+    """The signal that ended a command, and what it was told of what is left."""
+    for kind, number in ((KeyboardInterrupt, signal.SIGINT), (Terminated, signal.SIGTERM)):
+        for cause in causes:
+            if isinstance(cause, kind):
+                return number, str(cause)
+    return None
+
+
+def _say_both(lines: Sequence[str], status: int, *, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps({"errors": lines, "exit_status": status}, ensure_ascii=False))
+    say(lines)
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:

@@ -1,7 +1,8 @@
 """What stands around work that runs for a while: records, progress, signals, the way out.
 
-Signals end the work in order, notes and logs of this package go to its records, what user code
-prints goes to stderr, and a process that cannot end by itself is ended once its records are whole.
+Signals end the work in order and within a bound, notes and logs of this package go to its records,
+what user code prints goes to stderr, and a process that cannot end by itself is ended once its
+records are whole.
 """
 
 import os
@@ -14,16 +15,21 @@ from typing import NoReturn
 from loops_cookbook.cli.collector import collecting_seldom
 from loops_cookbook.cli.departure import run_to_its_end
 from loops_cookbook.cli.descriptors import allow_open_files
-from loops_cookbook.cli.exits import INTERRUPTED, say
+from loops_cookbook.cli.exits import say
+from loops_cookbook.cli.interruption import Interruption
 from loops_cookbook.cli.logs import logs_noted
-from loops_cookbook.cli.signals import answering_quit, until_signalled
+from loops_cookbook.cli.signals import answering_quit
+from loops_cookbook.cli.stopping import STOP_SECONDS, Stopper, open_stopper
+from loops_cookbook.recipes.ending import Ending
 from loops_cookbook.recipes.launch import rendering_limiter
+from loops_cookbook.recipes.plan import Plan
 from loops_cookbook.recipes.plans import AnyPlan
 from loops_cookbook.recipes.rl import Surroundings
 from loops_cookbook.recipes.sft_evaluation import AT_ONCE
 from loops_cookbook.recipes.sft_plan import SFTPlan
 from loops_cookbook.recorders import Fanout
 from loops_cookbook.records import Recorder, RunStatus
+from loops_cookbook.report.closing import Closing
 from loops_cookbook.report.console import stdout_kept_for_the_answer
 from loops_cookbook.report.progress import Progress
 from loops_cookbook.report.trackers import open_trackers
@@ -33,6 +39,8 @@ from loops_cookbook.rundir.write import RunWriter
 
 LOG_WIDTH = 100
 """Of the closing lines in log.txt, in characters."""
+BEYOND_RELEASE_SECONDS = 10.0
+"""For the end of a run that is interrupted, beyond the clock under which its attempts release."""
 
 
 def launched(
@@ -66,29 +74,50 @@ def launched(
         ExitStack() as stack,
     ):
         recorder = Fanout((writer, progress))
+        closed = _Closed(progress, writer)
+        interruption = Interruption(recorder, folder, closed.told)
+        stopper = stack.enter_context(open_stopper(interruption, stop_seconds(plan)))
         if is_tracked:
             trackers = stack.enter_context(open_trackers(output, folder, recorder.note))
             recorder = Fanout((writer, progress, *trackers))
         narrator = Narrator(recorder.note)
-
-        def keep_closing() -> None:
-            if progress.closing is not None:
-                lines = progress.closing.lines(width=LOG_WIDTH)
-                writer.note("info", "\n".join(lines))
-
-        def end_process(status: RunStatus, why: Sequence[str]) -> NoReturn:
-            keep_closing()
-            _end_process(status, why)
-
+        end_process = partial(_end_process, stopper, interruption, closed)
+        ending = interruption.ending = Ending(recorder, end_process)
         with logs_noted(recorder), answering_quit(narrator.tell), collecting_seldom():
             for warning in (*warnings, *_open_files(plan)):
                 recorder.note("warning", warning)
-            around = Surroundings(rendering_limiter(plan), narrator, end_process)
-            signalled = partial(until_signalled, partial(work, recorder, around))
+            around = Surroundings(rendering_limiter(plan), narrator, ending)
+            stoppable = partial(stopper.until_stopped, partial(work, recorder, around))
             try:
-                run_to_its_end(signalled, end_process)
+                run_to_its_end(stoppable, end_process)
             finally:
-                keep_closing()
+                closed.told()
+    if stopper.number is not None:
+        raise interruption.exception(stopper.number)
+
+
+def stop_seconds(plan: AnyPlan) -> float:
+    """How long an end in order may take: attempts have a clock for it, and nothing else has."""
+    if isinstance(plan, Plan):
+        return plan.clocks.release_seconds + BEYOND_RELEASE_SECONDS
+    return STOP_SECONDS
+
+
+class _Closed:
+    """The closing lines of a run, which its log has too."""
+
+    def __init__(self, progress: Progress, writer: RunWriter) -> None:
+        self._progress = progress
+        self._writer = writer
+        self._is_kept = False
+
+    def told(self) -> Closing | None:
+        """What the run came to, once its end is told."""
+        closing = self._progress.closing
+        if closing is not None and not self._is_kept:
+            self._is_kept = True
+            self._writer.note("info", "\n".join(closing.lines(width=LOG_WIDTH)))
+        return closing
 
 
 def _open_files(plan: AnyPlan) -> Sequence[str]:
@@ -98,8 +127,18 @@ def _open_files(plan: AnyPlan) -> Sequence[str]:
     return [] if too_few is None else [too_few]
 
 
-def _end_process(status: RunStatus, why: Sequence[str]) -> NoReturn:
+def _end_process(
+    stopper: Stopper,
+    interruption: Interruption,
+    closed: _Closed,
+    status: RunStatus,
+    why: Sequence[str],
+) -> NoReturn:
     """End at once: the run is told, and what is left of it would hold the process for ever."""
+    if stopper.number is not None:
+        interruption.tell(stopper.number, why)
+        os._exit(128 + stopper.number)
+    closed.told()
     say(why)
     sys.stdout.flush()
-    os._exit({"done": 0, "interrupted": INTERRUPTED}.get(status, 1))
+    os._exit(0 if status == "done" else 1)

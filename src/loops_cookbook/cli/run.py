@@ -135,7 +135,7 @@ def _carry_out(launch: _Launch, warnings: Sequence[str]) -> None:
                     memory = resumed.remember(memory, resumed.sft_past(plan))
                 row = _row_of(launch.row, recorder, resumed, memory.past)
                 opened = partial(opened, before=before(memory))
-                await run_sft(plan, opened, recorder, row, around.narrator, memory)
+                await run_sft(plan, opened, recorder, row, around, memory)
                 return
             of_run = Memory[Past](savepoints, start=start)
             if resumed is not None:

@@ -21,7 +21,7 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 
 from loops_cookbook.cli.descriptors import allow_open_files
 from loops_cookbook.cli.options import DebugOption
-from loops_cookbook.cli.signals import until_signalled
+from loops_cookbook.cli.signals import run_until_signalled
 from loops_cookbook.config.environment import read_environment
 from loops_cookbook.config.locate import resolve_model
 from loops_cookbook.errors import EngineDied, MissingExtra, ModelError, UsageError
@@ -132,7 +132,7 @@ def serve(
     command = [*options.command(), f"--host={host}", f"--port={port}"]
     announce = partial(_announce, options, api_key_env)
     statuses: list[int] = []
-    anyio.run(until_signalled, partial(_run, command, environ, announce, statuses))
+    run_until_signalled(partial(_run, command, environ, announce, statuses))
     _end_as_engine(statuses[0])
 
 

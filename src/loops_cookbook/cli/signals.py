@@ -1,56 +1,63 @@
-"""SIGINT and SIGTERM end a run in order: its work is cancelled once, and all is released.
+"""Signals of commands that leave no records, and the one that ends nothing.
 
-Signals that follow change nothing, until the process has ended: release is bounded, and a second
-one must not cut it short, nor show a traceback of the interpreter's own end.
-SIGQUIT ends nothing: the run says what it waits for and goes on.
+SIGINT and SIGTERM end such a command by the rule of `cli.stopping`: in order, within a bound, and
+at the next signal at once. SIGQUIT ends nothing: a run says what it waits for and goes on.
 """
 
 import signal
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager, suppress
+from functools import partial
 from types import FrameType
 
 import anyio
 
-from loops_cookbook.cli.exits import Terminated
+from loops_cookbook.cli.exits import Terminated, interruption, say
+from loops_cookbook.cli.stopping import STOP_SECONDS, open_stopper
 
 
-async def until_signalled(work: Callable[[], Awaitable[None]]) -> None:
-    """Do the work; a signal cancels it.
+class _Command:
+    """Implements `cli.stopping.Ended` for a command that has nothing to tell but its end."""
+
+    def __init__(self, waits: str, left: str) -> None:
+        self._waits = waits
+        self.left = left
+
+    def cancelled(self, number: signal.Signals, seconds: float) -> None:
+        if self._waits:
+            say([f"stopping: {self._waits}, at most {seconds:g} s; press Ctrl-C again to end now"])
+
+    def held(self) -> None: ...
+
+    def hurry(self) -> None: ...
+
+    def last_words(self, number: signal.Signals) -> None:
+        say([interruption(number, self.left)])
+
+
+def run_until_signalled(
+    work: Callable[[], Awaitable[None]],
+    *,
+    seconds: float = STOP_SECONDS,
+    waits: str = "",
+    left: str = "",
+) -> None:
+    """Run an event loop for this work; a signal cancels it.
+
+    Args:
+        work: what the loop is for.
+        seconds: how long it may take to end then.
+        waits: what that takes, for people; nothing is said where it takes no time.
+        left: what there is of the work, and how to go on.
 
     Raises:
         KeyboardInterrupt: SIGINT came, and the work has ended.
         Terminated: SIGTERM came, and the work has ended.
     """
-    received: list[signal.Signals] = []
-    working = anyio.CancelScope()
-    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-
-        async def listen() -> None:
-            async for number in signals:
-                received.append(number)
-                working.cancel()
-
-        async with anyio.create_task_group() as group:
-            group.start_soon(listen)
-            try:
-                with working:
-                    await work()
-            finally:
-                group.cancel_scope.cancel()
-    if received:
-        _ignore_more()
-        raise KeyboardInterrupt if received[0] == signal.SIGINT else Terminated
-
-
-def _ignore_more() -> None:
-    """Ignore what ends a process: this one is ending.
-
-    The event loop, when it takes its handlers back, puts Python's default ones in their place and
-    not those that were there before.
-    """
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
+    with open_stopper(_Command(waits, left), seconds) as stopper:
+        anyio.run(partial(stopper.until_stopped, work))
+    if stopper.number is not None:
+        raise KeyboardInterrupt(left) if stopper.number == signal.SIGINT else Terminated(left)
 
 
 @contextmanager

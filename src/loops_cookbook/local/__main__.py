@@ -2,8 +2,9 @@
 
 `serve` is the embedded engine as a server. When it serves, one JSON line on stdout says so:
 `{"url": ..., "engine": {...}}`. The API key comes in the environment, never as an argument. With
-`--end-with-stdin` the process ends as soon as its stdin does: that is how it outlives no parent,
-however that one ended. `convert` makes a model folder from a GGUF file, without torch; `export`
+`--end-with-stdin` the process ends as soon as its stdin does, and by no signal but SIGKILL: that is
+how it outlives no parent, however that one ended, and serves it to its end where a whole job is
+sent SIGTERM. `convert` makes a model folder from a GGUF file, without torch; `export`
 makes one from a checkpoint. `device` says in one JSON line on what the engine would compute:
 `{"device": ..., "memory_bytes": ...}`.
 
@@ -15,11 +16,13 @@ import argparse
 import json
 import logging
 import os
+import signal
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -32,6 +35,7 @@ KEEP_ALIVE_SECONDS = 120
 """Longer than clients keep idle connections, so that none of them sends into a closing one."""
 GRACE_SECONDS = 1
 """For answers under way, once the process is told to end."""
+_ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
@@ -123,6 +127,8 @@ def _device(_: argparse.Namespace, answer_fd: int) -> None:
 
 def _serve(options: argparse.Namespace, ready_fd: int) -> None:
     if options.end_with_stdin:
+        for number in _ENDING:
+            signal.signal(number, signal.SIG_IGN)
         threading.Thread(target=end_with_stdin, name="end-with-stdin", daemon=True).start()
     api_key = os.environ.pop(API_KEY_VARIABLE, None)
     if not api_key and options.host not in ("127.0.0.1", "::1", "localhost"):
@@ -175,8 +181,17 @@ def _serve(options: argparse.Namespace, ready_fd: int) -> None:
 
 
 def _serve_app(app: Callable[..., Any], listener: socket.socket) -> None:
-    """Serve until told to end."""
+    """Serve until told to end; signals that are ignored stay so."""
     import uvicorn
+
+    class Server(uvicorn.Server):
+        @contextmanager
+        def capture_signals(self) -> Generator[None]:
+            if signal.getsignal(signal.SIGTERM) is signal.SIG_IGN:
+                yield
+                return
+            with super().capture_signals():
+                yield
 
     config = uvicorn.Config(
         app,
@@ -189,7 +204,7 @@ def _serve_app(app: Callable[..., Any], listener: socket.socket) -> None:
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=GRACE_SECONDS,
     )
-    uvicorn.Server(config).run(sockets=[listener])
+    Server(config).run(sockets=[listener])
 
 
 def _listener(host: str, port: int) -> socket.socket:

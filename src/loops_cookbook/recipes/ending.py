@@ -1,4 +1,8 @@
-"""How a run's end is told: in its records, and to whoever must end the process after it."""
+"""How a run's end is told: in its records, and to whoever must end the process after it.
+
+A run that is interrupted releases what it holds, within a bound. Where it is cut short before that
+is over, its records are told the same: what was not settled then stays in flight.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
@@ -6,9 +10,13 @@ from typing import TypeAlias
 from loops_cookbook.errors import LoopsError, NoLearningSignal
 from loops_cookbook.problems import said
 from loops_cookbook.records import Recorder, RunStatus
+from loops_cookbook.rollouts.keeper import Keeper, stuck
 
 EndProcess: TypeAlias = Callable[[RunStatus, Sequence[str]], None]
 """Ends the process at once, with how the run ended and why it must."""
+
+
+SIGNALLED = "stopped by a signal"
 
 
 def ending(error: BaseException) -> tuple[RunStatus, str]:
@@ -19,18 +27,23 @@ def ending(error: BaseException) -> tuple[RunStatus, str]:
         return "failed", str(error)
     if isinstance(error, Exception):
         return "failed", f"a bug of loops-cookbook: {type(error).__name__}: {said(error)}"
-    return "interrupted", "stopped by a signal"
+    return "interrupted", SIGNALLED
 
 
 class Ending:
-    """The end of a run, told once it is known.
+    """The end of a run, told once it is known, and cut short where that is asked for.
 
     Args:
         recorder: is told.
-        end_process: see `Surroundings`; None: whatever holds the run is waited for.
+        end_process: ends the process where the run cannot end; None: whatever holds the run is
+            waited for.
     """
 
-    def __init__(self, recorder: Recorder, end_process: EndProcess | None) -> None:
+    def __init__(self, recorder: Recorder, end_process: EndProcess | None = None) -> None:
+        self.counts: Callable[[], Mapping[str, int]] = dict
+        """The run's counts as they are now, for an end that settles nothing."""
+        self.keeper: Keeper | None = None
+        """Of the run's jobs."""
         self._recorder = recorder
         self._end_process = end_process
         self._told: tuple[RunStatus, str | None] = ("running", None)
@@ -42,20 +55,41 @@ class Ending:
         if end_process is None:
             return None
 
-        def stuck(jobs: Sequence[str]) -> None:
+        def on_stuck(jobs: Sequence[str]) -> None:
             status, reason = self._told
-            why = [reason] if reason and status != "interrupted" else []
-            end_process(status, [*why, f"ended without waiting for {'; '.join(jobs)}"])
+            why = [reason] if reason and status != "interrupted" else []  # whose signal, tells it
+            end_process(status, [*why, _without(jobs)])
 
-        return stuck
+        return on_stuck
 
     def tell(self, status: RunStatus, counts: Mapping[str, int], reason: str | None = None) -> None:
         """The run is over."""
         self._told = (status, reason)
         self._recorder.run_ended(status, counts, reason)
 
-    def tell_blocked(self, why: str, counts: Mapping[str, int]) -> None:
+    def tell_blocked(self, why: str) -> None:
         """For the watchdog: the event loop is held, so the process ends where someone can."""
-        self.tell("failed", counts, why)
+        self.tell("failed", self.counts(), why)
         if self._end_process is not None:
             self._end_process("failed", [why])
+
+    def hurry(self) -> None:
+        """Wait no longer for the run's jobs; on the event loop."""
+        if self.keeper is not None:
+            self.keeper.hurry()
+
+    def cut_short(self) -> Sequence[str]:
+        """The process ends here: tell of the interruption what is not told yet.
+
+        Returns:
+            What it ends without.
+        """
+        if self._told[0] == "running":
+            self.tell("interrupted", self.counts(), SIGNALLED)
+        keeper = self.keeper
+        jobs = [] if keeper is None else [job for job in keeper.jobs if job.phase != "waiting"]
+        return [_without(stuck(jobs))] if jobs else []
+
+
+def _without(jobs: Sequence[str]) -> str:
+    return f"ended without waiting for {'; '.join(jobs)}"

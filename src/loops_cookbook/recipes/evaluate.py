@@ -103,6 +103,7 @@ async def run_evaluation(
     """
     run = _Run(plan, recorder, row, around or Surroundings())
     async with open_keeper(run.ending.on_stuck) as keeper:
+        run.ending.keeper = keeper
         recorder.run_started(row)
         try:
             async with open_group() as group:
@@ -139,7 +140,7 @@ class _Run:
     def __init__(
         self, plan: AnyPlan, recorder: Recorder, row: RunRow, around: Surroundings
     ) -> None:
-        self.ending = Ending(recorder, around.end_process)
+        self.ending = around.ending or Ending(recorder)
         self.narrator = around.narrator or Narrator(recorder.note, now=anyio.current_time)
         self._plan = plan
         self._recorder = recorder
@@ -200,7 +201,8 @@ class _Run:
         async def evaluate(name: str, update: int, version: int) -> None:
             await evaluations.run(update=update, policy_version=version, policy=name)
 
-        watched = watch_event_loop(bound_seconds=plan.clocks.longest, on_end=self._blocked)
+        bound = plan.clocks.longest
+        watched = watch_event_loop(bound_seconds=bound, on_end=self.ending.tell_blocked)
         async with watched, runtime:
             yield evaluate
 
@@ -218,6 +220,3 @@ class _Run:
                 await held_out.evaluate(scorer(service.trainer), sampler, look)
 
         return evaluate
-
-    def _blocked(self, why: str) -> None:
-        self.ending.tell_blocked(why, {})

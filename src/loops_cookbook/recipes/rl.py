@@ -10,13 +10,13 @@ group's batch, `unused` or `discarded` when its group is rejected or the run end
 run ends, what is known is written before the exception goes on.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 
 import anyio
 
-from loops_cookbook.recipes.ending import Ending, EndProcess, ending
+from loops_cookbook.recipes.ending import Ending, ending
 from loops_cookbook.recipes.memory import Memory
 from loops_cookbook.recipes.plan import Plan
 from loops_cookbook.recipes.rl_run import RLRun
@@ -37,9 +37,9 @@ class Surroundings:
     """Threads for the renderer; None renders on the event loop."""
     narrator: Narrator | None = None
     """Knows what the run waits for; None: one of its own, which tells the recorder."""
-    end_process: EndProcess | None = None
-    """Told, after `run_ended`, how the run ended and why the process must end at once: tries ignore
-    cancellation, or one holds the event loop. Without it the run waits for them."""
+    ending: Ending | None = None
+    """Told of the end, and ends the process where tries ignore cancellation, or one holds the event
+    loop; None: one of its own, and the run waits for them."""
     memory: Memory[Past] = field(default_factory=Memory[Past])
     """What is known of before, and where it is kept."""
 
@@ -66,6 +66,7 @@ async def run_rl(
     """
     run = _Run(plan, recorder, row, around or Surroundings())
     async with open_keeper(run.ending.on_stuck) as keeper:
+        run.ending.keeper = keeper
         recorder.run_started(row)
         try:
             async with open_group() as group:
@@ -82,7 +83,7 @@ class _Run:
     """A run from before its service is there until it is told how it ended."""
 
     def __init__(self, plan: Plan, recorder: Recorder, row: RunRow, around: Surroundings) -> None:
-        self.ending = Ending(recorder, around.end_process)
+        self.ending = around.ending or Ending(recorder)
         self.narrator = around.narrator or Narrator(recorder.note, now=anyio.current_time)
         self._plan = plan
         self._recorder = recorder
@@ -102,17 +103,16 @@ class _Run:
             self.narrator.look_at(keeper, context.limits)
             memory = self._around.memory
             run = RLRun(self._plan, service, context, self._recorder, self.narrator, memory)
+            # What is in flight then can be given no fate any more.
+            self.ending.counts = run.unsettled
             bound = self._plan.clocks.longest
-            watched = watch_event_loop(bound_seconds=bound, on_end=self._blocked(run))
+            watched = watch_event_loop(bound_seconds=bound, on_end=self.ending.tell_blocked)
             async with watched, runtime:
                 try:
                     await run.carry_out()
                 finally:
-                    self._counts = run.settle()
+                    counts = self._counts = run.settle()
+                    self.ending.counts = lambda: counts
 
     def end(self, status: RunStatus, reason: str | None = None) -> None:
         self.ending.tell(status, self._counts, reason)
-
-    def _blocked(self, run: RLRun) -> Callable[[str], None]:
-        """For the watchdog: the run is over, and its attempts can be given no fate any more."""
-        return lambda why: self.ending.tell_blocked(why, run.totals)

@@ -111,10 +111,9 @@ class RLRun:
         self._mark = 0.0
         """When the last update, or the evaluation after it, ended."""
 
-    @property
-    def totals(self) -> dict[str, int]:
-        """Counts over the run so far."""
-        return self._metrics.totals
+    def unsettled(self) -> dict[str, int]:
+        """The run's last counts, where it ends at once: what has no row yet stays in flight."""
+        return self._metrics.end((), attempts_started=self._attempts_started)
 
     async def carry_out(self) -> None:
         """Evaluate, then update after update until the plan is done or the tasks run out."""

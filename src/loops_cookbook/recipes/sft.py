@@ -23,9 +23,10 @@ from loops_cookbook.recipes.checkpoints import (
     require_checkpointer,
     score_of,
 )
-from loops_cookbook.recipes.ending import ending
+from loops_cookbook.recipes.ending import Ending, ending
 from loops_cookbook.recipes.evaluation import is_due
 from loops_cookbook.recipes.memory import Memory
+from loops_cookbook.recipes.rl import Surroundings
 from loops_cookbook.recipes.rules import adam_params
 from loops_cookbook.recipes.sft_batches import BatchPlan
 from loops_cookbook.recipes.sft_evaluation import HeldOut, Look, scorer
@@ -51,7 +52,7 @@ async def run_sft(
     open_service: ServiceFactory,
     recorder: Recorder,
     row: RunRow,
-    narrator: Narrator | None = None,
+    around: Surroundings | None = None,
     memory: Memory[SFTPast] | None = None,
 ) -> None:
     """Carry a plan out, from the first look at the held-out rows to the last.
@@ -61,16 +62,19 @@ async def run_sft(
         open_service: opens the trainer and its sampler.
         recorder: told of everything, from `run_started` to `run_ended`, however it ends.
         row: what the run is; the service's own description is added.
-        narrator: knows what the run waits for; None: one of its own, which tells the recorder.
+        around: what a command has around it.
         memory: what is known of before; None: the run is new, and nothing is kept of it.
 
     Raises:
         RunStopped: a service failed for good.
         UsageError: the service cannot be had.
     """
-    narrator = narrator or Narrator(recorder.note, now=anyio.current_time)
+    around = around or Surroundings()
+    narrator = around.narrator or Narrator(recorder.note, now=anyio.current_time)
+    told = around.ending or Ending(recorder)
     memory = memory or Memory[SFTPast]()
     metrics = SFTMetrics(memory.past.totals if memory.past else None)
+    told.counts = lambda: metrics.totals
     recorder.run_started(row)
     try:
         async with open_group() as group:
@@ -84,9 +88,9 @@ async def run_sft(
             group.cancel_scope.cancel()
     except BaseException as error:  # told, never kept
         status, reason = ending(error)
-        recorder.run_ended(status, metrics.totals, reason)
+        told.tell(status, metrics.totals, reason)
         raise
-    recorder.run_ended("done", metrics.totals)
+    told.tell("done", metrics.totals)
 
 
 class SFTRun:

@@ -3,8 +3,9 @@
 Structured concurrency waits for every task, also for one that ignores cancellation. So an attempt
 is no child of its group: it is a job of the `Keeper`, which lives as long as the run, and the group
 waits for it until its hard deadline. Then the group goes on alone, the job is a *stray*, and
-whatever it still does is ignored. When the run ends, strays have a last while to end; after that
-`on_stuck` is told where they are.
+whatever it still does is ignored. When the run ends, all that is left has one last while to end,
+counted from the first cancellation; after that, or at once where the end is hurried, `on_stuck` is
+told where they are.
 
 The Keeper watches over all clocks and hard deadlines with one timer, for almost none ever passes.
 """
@@ -15,11 +16,12 @@ import math
 from collections.abc import (
     AsyncGenerator,
     Callable,
+    Generator,
     Iterable,
     Mapping,
     Sequence,
 )
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from typing import cast
 
 import anyio
@@ -29,9 +31,8 @@ from loops_cookbook.rollouts.jobs import Job, Work
 
 logger = logging.getLogger(__name__)
 
-STRAY_SECONDS = 10.0
-"""How long a job that was cancelled may take beyond its release clock before it is a stray, and
-how long strays have when the run ends."""
+STRAY_SECONDS = 5.0
+"""How long jobs may take to end, beyond their release clock, once the run ends."""
 
 
 @asynccontextmanager
@@ -78,13 +79,11 @@ class _Crew:
 
     async def end(self) -> None:
         """Cancel those that are left, and wait until they have released what they hold."""
-        seconds = max((job.release_seconds for job in self._jobs), default=0.0) + STRAY_SECONDS
         for job in self._jobs:
             job.cancel()
-        with anyio.move_on_after(seconds, shield=True):
-            while self._jobs:
-                self._news = anyio.Event()
-                await self._news.wait()
+        while self._jobs:
+            self._news = anyio.Event()
+            await self._news.wait()
 
 
 class Keeper:
@@ -100,6 +99,9 @@ class Keeper:
         self._keeping = anyio.CancelScope(shield=True)  # also jobs that are cancelled have clocks
         self._sleep = anyio.CancelScope()
         """Its deadline is the next moment at which there may be something to do."""
+        self._ends_at = math.inf
+        """When jobs are waited for no longer; known once the run ends."""
+        self._last_waits: set[anyio.CancelScope] = set()
 
     async def outcomes(self, work: Mapping[Job, Work]) -> None:
         """Do jobs at once, and wait until each has ended or had to be left behind.
@@ -119,7 +121,8 @@ class Keeper:
         try:
             await crew.wait()
         except BaseException:  # passed on, once nothing of them is left
-            await crew.end()
+            with self._waiting_last():
+                await crew.end()
             raise
 
     async def outcome(self, job: Job, work: Work) -> bool:
@@ -146,16 +149,35 @@ class Keeper:
     async def end(self) -> Sequence[Job]:
         """Cancel the jobs that are left, and wait a last while; those that still go on."""
         self.group.cancel_scope.cancel()
-        with anyio.move_on_after(STRAY_SECONDS, shield=True):
+        with self._waiting_last():
             async with anyio.create_task_group() as reminding:
                 for job in tuple(self.jobs):
                     reminding.start_soon(job.remind)
                     reminding.start_soon(job.ended)
         return tuple(self.jobs)
 
+    def hurry(self) -> None:
+        """Wait no longer for jobs that are to end, now or later, whatever they hold."""
+        self._ends_at = self.now()
+        for wait in self._last_waits:
+            wait.deadline = self._ends_at
+
     def stop(self) -> None:
         """No time is to be kept any more."""
         self._keeping.cancel()
+
+    @contextmanager
+    def _waiting_last(self) -> Generator[None]:
+        """Within the block the end of jobs is waited for, until the last moment of them all."""
+        if self._ends_at == math.inf:
+            ending = (job.release_seconds for job in self.jobs if not job.is_stray)
+            self._ends_at = self.now() + max(ending, default=0.0) + STRAY_SECONDS
+        with anyio.CancelScope(deadline=self._ends_at, shield=True) as wait:
+            self._last_waits.add(wait)
+            try:
+                yield
+            finally:
+                self._last_waits.discard(wait)
 
     def _look_at(self, job: Job, now: float, reminding: TaskGroup) -> None:
         if (block := job.timer.cut(now)) is not None:
@@ -183,8 +205,8 @@ async def open_keeper(
     """Own the jobs of a run; leaving the block ends those that are left.
 
     Args:
-        on_stuck: told which jobs have not ended `STRAY_SECONDS` after they were cancelled, and at
-            which line each is. The block is not left before they end, so a command that must end
+        on_stuck: told which jobs have not ended in the last while that they have, and at which
+            line they are. The block is not left before they end, so a command that must end
             ends its process here. By default they are logged.
     """
     async with open_group() as around:
@@ -196,10 +218,20 @@ async def open_keeper(
                     yield keeper
                 finally:
                     if left := await keeper.end():
-                        stuck = tuple(f"{job.label}: {job.phase}, at {job.where}" for job in left)
-                        (on_stuck or _log_stuck)(stuck)
+                        (on_stuck or _log_stuck)(stuck(left))
         finally:
             keeper.stop()
+
+
+def stuck(jobs: Iterable[Job]) -> list[str]:
+    """Where jobs are, for people: those in one phase at one line are told together."""
+    places: dict[str, list[str]] = {}
+    for job in jobs:
+        places.setdefault(f"{job.phase}, at {job.where}", []).append(job.label)
+    return [
+        f"{first}{f' and {len(more)} more' if more else ''}: {place}"
+        for place, (first, *more) in places.items()
+    ]
 
 
 def clock_of_the_loop() -> Callable[[], float]:

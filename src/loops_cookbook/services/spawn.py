@@ -233,8 +233,11 @@ class Child:
         self.engine = {k: v if isinstance(v, str | int) else str(v) for k, v in engine.items()}
 
     async def end(self, seconds: float = END_SECONDS) -> None:
-        """Ask the process to end, then make it; bounded, and never cancelled."""
+        """Ask the process to end, by the end of its stdin and a signal, then make it; bounded, and
+        never cancelled."""
+        assert self._process.stdin is not None
         with anyio.CancelScope(shield=True):
+            await self._process.stdin.aclose()
             for way in (signal.SIGTERM, signal.SIGKILL):
                 if self._process.returncode is None:
                     with suppress(ProcessLookupError):

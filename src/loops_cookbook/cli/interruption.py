@@ -1,0 +1,138 @@
+"""What a person is told of an interrupted run: what is waited for, what was kept, how to go on.
+
+Told at once what its end waits for and for how long at most; at its end, on one line of stderr,
+where its records are and what goes on with it. A run that is cut short tells the same, and what it
+ended without.
+"""
+
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+
+from loops_cookbook.cli.exits import Terminated, interruption, say
+from loops_cookbook.errors import RunFolderError
+from loops_cookbook.problems import shown
+from loops_cookbook.recipes.ending import Ending
+from loops_cookbook.records import Recorder
+from loops_cookbook.report.closing import Closing
+from loops_cookbook.rollouts.frames import users_line
+from loops_cookbook.rollouts.keeper import Keeper
+from loops_cookbook.rundir.layout import RunFolder
+from loops_cookbook.sandboxes.ledger import open_entries
+
+AGAIN = "press Ctrl-C again to end now"
+
+
+class Interruption:
+    """Tells of it; implements `cli.stopping.Ended`.
+
+    Args:
+        recorder: gets notes.
+        folder: of the run.
+        closing: what the run came to, once its end is told.
+    """
+
+    def __init__(
+        self, recorder: Recorder, folder: RunFolder, closing: Callable[[], Closing | None]
+    ) -> None:
+        self.ending: Ending | None = None
+        """Of the run."""
+        self._recorder = recorder
+        self._folder = folder
+        self._closing = closing
+        self._telling = threading.Lock()
+
+    def cancelled(self, number: signal.Signals, seconds: float) -> None:
+        """Say what is waited for."""
+        keeper = None if self.ending is None else self.ending.keeper
+        self._recorder.note("info", stopping(number, seconds, _holding(keeper)))
+
+    def held(self) -> None:
+        """Say what does not let it end."""
+        where = _held_at() or "an unknown line"
+        self._recorder.note("warning", f"the event loop cannot be stopped at {where}; {AGAIN}")
+
+    def hurry(self) -> None:
+        """Let the run wait for nothing any more."""
+        if self.ending is not None:
+            self.ending.hurry()
+
+    def last_words(self, number: signal.Signals) -> None:
+        """Tell the records and the person, unless the person was told."""
+        without = () if self.ending is None else self.ending.cut_short()
+        if (where := _held_at()) is not None:  # then where attempts are cannot be known
+            without = (f"ended without waiting for what holds the event loop, at {where}",)
+        self.tell(number, without)
+
+    def tell(self, number: signal.Signals, without: Sequence[str]) -> None:
+        """Say how the run was interrupted and what it ended without, once."""
+        if self._telling.acquire(blocking=False):
+            say([interruption(number, self._left()), *without, *self._sandboxes()])
+            sys.stdout.flush()
+
+    def exception(self, number: signal.Signals) -> BaseException:
+        """What ends the command in order, which says the same."""
+        self._telling.acquire(blocking=False)
+        kind = KeyboardInterrupt if number == signal.SIGINT else Terminated
+        return kind(self._left())
+
+    def _left(self) -> str:
+        return left(self._closing(), self._folder)
+
+    def _sandboxes(self) -> Sequence[str]:
+        """Those that the ledger still has; what lives in this process alone ends with it."""
+        try:
+            still = open_entries(self._folder.sandboxes) if self._folder.sandboxes.exists() else ()
+        except RunFolderError:
+            return []
+        what = "1 sandbox" if len(still) == 1 else f"{len(still):,} sandboxes"
+        where = shown(self._folder.root)
+        return [f"{what} may be left: `loops cleanup {where}` sees to that"] if still else []
+
+
+def stopping(number: signal.Signals, seconds: float, attempts: int) -> str:
+    """That a run ends, what it waits for, and for how long.
+
+    Args:
+        number: the signal.
+        seconds: at most.
+        attempts: how many hold something.
+    """
+    told = f"{_waits(attempts)}, at most {seconds:g} s"
+    return f"stopping{told}; {AGAIN}" if number == signal.SIGINT else f"stopping (SIGTERM){told}"
+
+
+def left(closing: Closing | None, folder: RunFolder) -> str:
+    """What there is of a run that was interrupted, and how to go on."""
+    where = shown(folder.root)
+    if closing is None:
+        return "nothing had begun"
+    if closing.status == "done":
+        return f"the run had come to its end; it is in {where}"
+    if closing.onward is None:
+        return f"it kept nothing to go on from; what it did is in {where}"
+    return f"what it did is in {where}; {closing.onward}"
+
+
+def _waits(attempts: int) -> str:
+    match attempts:
+        case 0:
+            return ""
+        case 1:
+            return ": 1 attempt releases what it holds"
+        case _:
+            return f": {attempts:,} attempts release what they hold"
+
+
+def _held_at() -> str | None:
+    """The line of a user's code that holds the event loop; None where it turns, as on it here."""
+    if threading.current_thread() is threading.main_thread():
+        return None
+    # The documented way to another thread's frame, in spite of its name.
+    frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage]
+    return users_line(frames.get(threading.main_thread().ident or 0))
+
+
+def _holding(keeper: Keeper | None) -> int:
+    return 0 if keeper is None else sum(job.block is not None for job in keeper.jobs)

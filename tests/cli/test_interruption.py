@@ -1,0 +1,122 @@
+"""An interrupted run tells what it waits for, what it kept, and how to go on."""
+
+import signal
+from pathlib import Path
+
+import pytest
+from tests.recipes.notebook import Notebook
+
+from loops_cookbook.cli.exits import Terminated
+from loops_cookbook.cli.interruption import Interruption, left, stopping
+from loops_cookbook.recipes.ending import SIGNALLED, Ending
+from loops_cookbook.records import RunStatus
+from loops_cookbook.report.closing import Closing
+from loops_cookbook.rundir.layout import RunFolder
+from loops_cookbook.sandboxes.base import Entry
+from loops_cookbook.sandboxes.ledger import Ledger
+
+
+def closing(status: RunStatus = "interrupted", onward: str | None = None) -> Closing:
+    return Closing(
+        status=status,
+        folder=Path("runs/x/1"),
+        updates=3,
+        seconds=1.0,
+        curve=[],
+        evaluations={},
+        counts={},
+        onward=onward,
+    )
+
+
+@pytest.mark.parametrize(
+    ("number", "attempts", "told"),
+    [
+        (signal.SIGINT, 0, "stopping, at most 15 s; press Ctrl-C again to end now"),
+        (
+            signal.SIGINT,
+            1,
+            "stopping: 1 attempt releases what it holds, at most 15 s; press Ctrl-C again to end "
+            "now",
+        ),
+        (
+            signal.SIGTERM,
+            1024,
+            "stopping (SIGTERM): 1,024 attempts release what they hold, at most 15 s",
+        ),
+    ],
+)
+def test_what_is_waited_for_is_said_at_once(
+    number: signal.Signals, attempts: int, told: str
+) -> None:
+    assert stopping(number, 15.0, attempts) == told
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        (None, "nothing had begun"),
+        (closing(), "it kept nothing to go on from; what it did is in runs/x/1"),
+        (
+            closing(onward="go on with: loops run t.toml --resume runs/x/1"),
+            "what it did is in runs/x/1; go on with: loops run t.toml --resume runs/x/1",
+        ),
+        (closing("done"), "the run had come to its end; it is in runs/x/1"),
+    ],
+    ids=["early", "nothing kept", "kept", "done"],
+)
+def test_what_is_left_of_a_run_is_told_with_how_to_go_on(how: Closing | None, told: str) -> None:
+    """Ctrl-C said `interrupted` and no more, SIGTERM nothing at all."""
+    assert left(how, RunFolder(Path("runs/x/1"))) == told
+
+
+def interruption(folder: Path, recorder: Notebook) -> Interruption:
+    made = Interruption(recorder, RunFolder(folder), closing)
+    made.ending = Ending(recorder)
+    made.ending.counts = lambda: {"attempts/started": 8}
+    return made
+
+
+def test_a_run_that_is_left_is_recorded_as_interrupted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A coroutine that held the event loop at Ctrl-C left `running` in the records."""
+    notebook = Notebook()
+    interruption(tmp_path, notebook).last_words(signal.SIGINT)
+    assert notebook.ended == [("interrupted", {"attempts/started": 8}, SIGNALLED)]
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("loops: interrupted: it kept nothing to go on from; ")
+
+
+def test_a_run_whose_end_is_told_is_not_told_again(tmp_path: Path) -> None:
+    notebook = Notebook()
+    made = interruption(tmp_path, notebook)
+    assert made.ending is not None
+    made.ending.tell("done", {})
+    made.last_words(signal.SIGINT)
+    assert [status for status, *_ in notebook.ended] == ["done"]
+
+
+def test_sandboxes_that_are_left_are_said_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = RunFolder(tmp_path)
+    with Ledger(folder.sandboxes) as ledger:
+        for name in ("a", "b", "c"):
+            ledger.opens(Entry(name, "x", "plain", "here", "attempt 0"))
+        ledger.released(Entry("b", "x", "plain", "here", "attempt 0"))
+    interruption(tmp_path, Notebook()).last_words(signal.SIGTERM)
+    first, last = capsys.readouterr().err.splitlines()
+    assert first.startswith("loops: told to end (SIGTERM): ")
+    assert last == f"loops: 2 sandboxes may be left: `loops cleanup {tmp_path}` sees to that"
+
+
+def test_an_end_in_order_says_the_same_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = interruption(tmp_path, Notebook())
+    error = made.exception(signal.SIGTERM)
+    assert isinstance(error, Terminated)
+    assert str(error).startswith("it kept nothing to go on from; ")
+    made.tell(signal.SIGTERM, [])  # as at the end of the time for what comes after
+    assert capsys.readouterr().err == ""

@@ -1,0 +1,170 @@
+"""The first signal ends work in order, the next one at once, whatever the event loop does."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
+
+import anyio
+import anyio.to_thread
+import pytest
+from anyio.lowlevel import checkpoint
+
+from loops_cookbook.cli.stopping import (
+    HURRY_SECONDS,
+    LAST_WORDS_SECONDS,
+    SAME_SECONDS,
+    SIGNALS,
+    STOP_SECONDS,
+    Step,
+    next_step,
+    open_stopper,
+    seconds_for,
+)
+
+
+@pytest.fixture(autouse=True)
+def put_back() -> Iterator[None]:
+    """The handlers of this process, which goes on."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize(
+    ("last", "works", "heeds", "step"),
+    [
+        (None, True, False, Step.CANCEL),
+        (Step.CANCEL, True, True, Step.HURRY),
+        (Step.CANCEL, True, False, Step.LEAVE),
+        (Step.HURRY, True, True, Step.LEAVE),
+        (None, False, False, Step.LEAVE),
+        (Step.CANCEL, False, True, Step.LEAVE),
+        (Step.LEAVE, True, True, Step.LEAVE),
+    ],
+)
+def test_each_signal_is_a_step_further(
+    last: Step | None, works: bool, heeds: bool, step: Step
+) -> None:
+    """A second Ctrl-C changed nothing, and a loop that was held took no notice of any."""
+    assert next_step(last, works=works, heeds=heeds) is step
+
+
+@pytest.mark.parametrize("stop_seconds", [1.0, 15.0, 310.0])
+def test_a_scheduler_that_kills_after_30_s_finds_nobody_left(stop_seconds: float) -> None:
+    """After SIGTERM an end took the release clock and more, and records were cut by the kill."""
+    steps = (Step.CANCEL, Step.HURRY)
+    seconds = sum(seconds_for(step, signal.SIGTERM, stop_seconds) for step in steps)
+    assert seconds <= STOP_SECONDS + HURRY_SECONDS
+    assert seconds + LAST_WORDS_SECONDS < 30
+    assert seconds_for(Step.CANCEL, signal.SIGINT, stop_seconds) == stop_seconds
+
+
+class Told:
+    """Keeps what it is told; in the place of the process's end it lets the work end."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.is_over = threading.Event()
+
+    def cancelled(self, number: signal.Signals, seconds: float) -> None:
+        self.calls.append(f"cancelled by {number.name}")
+
+    def held(self) -> None:
+        self.calls.append("held")
+
+    def hurry(self) -> None:
+        self.calls.append("hurry")
+
+    def last_words(self, number: signal.Signals) -> None:
+        self.calls.append("last words")
+
+    def leave(self, status: int) -> None:
+        self.calls.append(f"left with {status}")
+        self.is_over.set()
+
+
+def press(number: signal.Signals = signal.SIGINT) -> None:
+    time.sleep(1.1 * SAME_SECONDS)
+    os.kill(os.getpid(), number)
+
+
+def stopped(told: Told, work: Callable[[], Awaitable[None]], *, seconds: float = 60) -> None:
+    """Do work under a stopper, which is closed in the end."""
+    with open_stopper(told, seconds, leave=told.leave) as stopper:
+        anyio.run(partial(stopper.until_stopped, work))
+    stopper.close()
+
+
+async def release_for_ever(told: Told, *, presses: int) -> None:
+    try:
+        press()
+        await anyio.sleep_forever()
+    finally:
+        with anyio.CancelScope(shield=True):
+            for _ in range(presses - 1):
+                await anyio.sleep(0.01)  # the loop takes notice
+                press()
+            await anyio.to_thread.run_sync(told.is_over.wait)
+
+
+def test_the_third_ends_the_process_where_hurrying_was_of_no_use() -> None:
+    told = Told()
+    stopped(told, lambda: release_for_ever(told, presses=3))
+    assert told.calls == ["cancelled by SIGINT", "hurry", "last words", "left with 130"]
+
+
+def test_an_end_that_takes_too_long_is_hurried_without_another_signal() -> None:
+    told = Told()
+    told.hurry = told.is_over.set  # type: ignore[method-assign]
+    stopped(told, lambda: release_for_ever(told, presses=1), seconds=0.05)
+    assert told.calls == ["cancelled by SIGINT"]
+
+
+def test_two_signals_at_once_are_one() -> None:
+    """A program that passes Ctrl-C on, which the terminal sent to both, made of it two."""
+    told = Told()
+
+    async def work() -> None:
+        press()
+        os.kill(os.getpid(), signal.SIGINT)
+        await anyio.sleep_forever()
+
+    stopped(told, work)
+    assert told.calls == ["cancelled by SIGINT"]
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_loop_that_is_held_is_left_at_the_second_signal(number: signal.Signals) -> None:
+    """`time.sleep` in a coroutine held a run against every signal but SIGKILL."""
+    told = Told()
+
+    async def hold() -> None:
+        press(number)
+        press(number)
+        told.is_over.wait()  # which holds the loop
+
+    stopped(told, hold)
+    assert told.calls[:2] == ["last words", f"left with {128 + number}"]
+
+
+def test_after_the_work_a_signal_ends_the_process() -> None:
+    told = Told()
+
+    with open_stopper(told, 60, leave=told.leave) as stopper:
+        anyio.run(partial(stopper.until_stopped, checkpoint))
+        press()
+        assert told.is_over.wait(10)
+    stopper.close()
+    assert told.calls == ["last words", "left with 130"]
+
+
+def test_work_that_no_signal_ended_leaves_the_handlers_that_were_there() -> None:
+    before = [signal.getsignal(number) for number in SIGNALS]
+    told = Told()
+    stopped(told, checkpoint)
+    assert [signal.getsignal(number) for number in SIGNALS] == before
+    assert told.calls == []
