@@ -55,8 +55,8 @@ and what to do.
 | 1 | it ran and ended badly: the run failed, or a rule stopped it |
 | 2 | refused before anything was launched |
 | 70 | a bug of loops-cookbook, with its traceback |
-| 130 | interrupted (Ctrl-C), after everything was released |
-| 143 | told to end (SIGTERM), after everything was released |
+| 130 | interrupted (Ctrl-C), after everything was released, or at once after the second |
+| 143 | told to end (SIGTERM), likewise, within 20 seconds |
 """
 
 MODULES_INTRODUCTION = """\

@@ -13,12 +13,14 @@ import pytest
 from anyio.lowlevel import checkpoint
 
 from loops_cookbook.cli.stopping import (
+    HELD_SECONDS,
     HURRY_SECONDS,
     LAST_WORDS_SECONDS,
     SAME_SECONDS,
     SIGNALS,
     STOP_SECONDS,
     Step,
+    end_seconds,
     next_step,
     open_stopper,
     seconds_for,
@@ -56,11 +58,15 @@ def test_each_signal_is_a_step_further(
 @pytest.mark.parametrize("stop_seconds", [1.0, 15.0, 310.0])
 def test_a_scheduler_that_kills_after_30_s_finds_nobody_left(stop_seconds: float) -> None:
     """After SIGTERM an end took the release clock and more, and records were cut by the kill."""
-    steps = (Step.CANCEL, Step.HURRY)
-    seconds = sum(seconds_for(step, signal.SIGTERM, stop_seconds) for step in steps)
-    assert seconds <= STOP_SECONDS + HURRY_SECONDS
-    assert seconds + LAST_WORDS_SECONDS < 30
-    assert seconds_for(Step.CANCEL, signal.SIGINT, stop_seconds) == stop_seconds
+    seconds = end_seconds(signal.SIGTERM, stop_seconds)
+    assert seconds <= STOP_SECONDS
+    assert seconds + HELD_SECONDS + LAST_WORDS_SECONDS < 30
+    assert end_seconds(signal.SIGINT, stop_seconds) == stop_seconds
+
+
+@pytest.mark.parametrize("seconds", [HURRY_SECONDS, 12.0, 40.0])
+def test_the_steps_together_take_no_longer_than_the_end_may(seconds: float) -> None:
+    assert sum(seconds_for(step, seconds) for step in (Step.CANCEL, Step.HURRY)) == seconds
 
 
 class Told:
@@ -120,7 +126,7 @@ def test_the_third_ends_the_process_where_hurrying_was_of_no_use() -> None:
 def test_an_end_that_takes_too_long_is_hurried_without_another_signal() -> None:
     told = Told()
     told.hurry = told.is_over.set  # type: ignore[method-assign]
-    stopped(told, lambda: release_for_ever(told, presses=1), seconds=0.05)
+    stopped(told, lambda: release_for_ever(told, presses=1), seconds=HURRY_SECONDS + 0.2)
     assert told.calls == ["cancelled by SIGINT"]
 
 

@@ -28,10 +28,10 @@ import anyio
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 STOP_SECONDS = 20.0
-"""For an end in order after SIGTERM: schedulers send SIGKILL after 30 s. Of work that has no clock
-of its own, after SIGINT too."""
+"""For the whole end after SIGTERM: schedulers send SIGKILL after 30 s. Of work that has no clock of
+its own, after SIGINT too."""
 HURRY_SECONDS = 3.0
-"""For an end that waits for nothing."""
+"""Of that, for an end that waits for nothing any more."""
 HELD_SECONDS = 1.0
 """After which a loop that has not taken notice is known to be held."""
 LAST_WORDS_SECONDS = 5.0
@@ -67,11 +67,20 @@ def next_step(last: Step | None, *, works: bool, heeds: bool) -> Step:
     return Step.HURRY if last is Step.CANCEL and heeds else Step.LEAVE
 
 
-def seconds_for(step: Step, number: signal.Signals, stop_seconds: float) -> float:
-    """How long a step may take, after this first signal, before the next one is taken."""
-    if step is Step.CANCEL:
-        return min(stop_seconds, STOP_SECONDS) if number == signal.SIGTERM else stop_seconds
-    return HURRY_SECONDS if step is Step.HURRY else math.inf
+def end_seconds(number: signal.Signals, seconds: float) -> float:
+    """How long the whole end may take, after this first signal."""
+    return min(seconds, STOP_SECONDS) if number == signal.SIGTERM else seconds
+
+
+def seconds_for(step: Step, end_seconds: float) -> float:
+    """How long a step may take, before the next one is taken."""
+    match step:
+        case Step.CANCEL:
+            return max(0.0, end_seconds - HURRY_SECONDS)
+        case Step.HURRY:
+            return HURRY_SECONDS
+        case Step.LEAVE:
+            return math.inf
 
 
 class Ended(Protocol):
@@ -172,9 +181,9 @@ class Stopper:
         assert self.number is not None, "the first step is a signal's"
         now, heeds = time.monotonic(), self._heeded.is_set()
         step = self._step = next_step(self._step, works=self._loop is not None, heeds=heeds)
-        seconds = seconds_for(step, self.number, self._seconds)
+        seconds = end_seconds(self.number, self._seconds)
         self._held_at = now + HELD_SECONDS if step is Step.CANCEL else math.inf
-        self._until = now + seconds
+        self._until = now + seconds_for(step, seconds)
         if step is Step.LEAVE:
             self._end(128 + self.number, by_the_loop=heeds)
             return
@@ -223,7 +232,7 @@ def open_stopper(
 
     Args:
         ended: is told of each step.
-        seconds: for an end in order.
+        seconds: how long the end may take.
         leave: ends the process with a status.
     """
     stopper = Stopper(ended, seconds, leave)

@@ -1,0 +1,422 @@
+"""Signals amid every phase of a run, as real processes: bounded, said, recorded, resumed.
+
+The policy is the one of numpy in `patterns/custom_runtime/own_service`, so that a run begins within
+a second. Its Episode stands still where its environment says.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias
+
+import pytest
+from tests.report.tracker_double import TrackerDouble
+
+from loops_cookbook.rundir.read import RecordedRun, open_run
+from loops_cookbook.sandboxes import bubblewrap
+from loops_cookbook.sandboxes.ledger import open_entries
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+Process: TypeAlias = "subprocess.Popen[str]"
+LOOPS = str(Path(sys.executable).with_name("loops"))
+PATTERN = Path(__file__).parents[2] / "patterns" / "custom_runtime" / "own_service"
+EPISODE = """
+import asyncio
+import os
+import random
+import re
+import threading
+import time
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+from count_episode import CountTask
+
+from loops_cookbook.episodes import Episode, Grading, GroupGrading, Sampling, Setup
+
+
+def sleep() -> None:
+    time.sleep(600)
+
+
+async def hold(phase: str) -> None:
+    if phase != os.environ.get("HOLD") or not Path("hold").exists():
+        return
+    Path("here").touch()
+    match os.environ.get("HOW"):
+        case "ignores":
+            while True:
+                try:
+                    await asyncio.sleep(600)
+                except asyncio.CancelledError:
+                    pass
+        case "blocks":
+            time.sleep(600)
+        case "computes":
+            re.match("(a+)+b", "a" * 60)
+        case "thread":
+            await anyio.to_thread.run_sync(sleep)
+        case "leaves a thread":
+            threading.Thread(target=sleep).start()
+    await anyio.sleep_forever()
+
+
+class Holds(Episode[CountTask, None]):
+    async def setup(self, setup: Setup) -> None:
+        if os.environ.get("SANDBOX"):
+            self.sandbox = await setup.sandbox()
+        await hold("setup")
+
+    async def run(self, sample: Sampling) -> None:
+        await hold("run")
+        if os.environ.get("HOLD") == "compute":
+            Path("here").touch()
+            await sample.compute(sleep)
+        if os.environ.get("HOLD") == "exec":
+            Path("here").touch()
+            await self.sandbox.exec("sleep 600", timeout=600)
+        asked = [{"role": "user", "content": self.task.value.instruction}]
+        await sample.model.conversation().generate(asked)
+
+    async def grade(self, grading: Grading) -> float:
+        await hold("grading")
+        return random.random()
+
+    async def close(self) -> None:
+        await hold("close")
+
+
+class GradesGroups(Holds):
+    @classmethod
+    async def grade_group(cls, group: GroupGrading) -> list[float]:
+        await hold("grade_group")
+        return [random.random() for _ in group.attempts]
+"""
+CONFIG = """
+recipe = "rl"
+compute = {scope = "numpy_service:create", options = {vocabulary = 31}}
+model = {name = "models/counting", max_seq_len = 32}
+episode = {class = "holds:Holds", tasks = "tasks.jsonl"}
+sampling = {max_tokens = 1}
+clocks = {release_seconds = 300}
+
+[training]
+updates = 100000
+groups_per_update = 2
+group_size = 4
+learning_rate = 0.05
+grad_clip = 0
+loss = "importance_sampling"
+checkpoint_every = 2
+"""
+LONGEST_SECONDS = 60.0
+"""For what ends at once, on a machine under load; far below the clock of the config."""
+
+
+@dataclass(frozen=True)
+class End:
+    """How a command ended."""
+
+    status: int
+    out: str
+    said: Sequence[str]
+    """Its lines on stderr that begin with `loops:`."""
+    err: str
+    run: RecordedRun
+
+    def require_whole(self) -> None:
+        """Every attempt that was started has one row, or is told to be in flight."""
+        counts = self.run.run.counts
+        rows = list(self.run.rollouts())
+        assert len(rows) == counts["attempts/finished"]
+        assert len(rows) + counts["attempts/in_flight"] == counts["attempts/started"]
+        trained = [(row.group, row.attempt) for row in rows if row.fate == "trained"]
+        assert len(set(trained)) == len(trained)
+
+
+@dataclass
+class Project:
+    """A folder with the config, and what was started in it."""
+
+    folder: Path
+    started: list[Process] = field(default_factory=list)
+
+    def hold(self, phase: str, how: str = "", *settings: str, **more: str) -> Process:
+        """Start a run that stands still in a phase, and wait until it does."""
+        (self.folder / "hold").touch()
+        process = self.start(*settings, HOLD=phase, HOW=how, **more)
+        wait_for((self.folder / "here").exists)
+        return process
+
+    def start(
+        self, *settings: str, command: str = "run", resume: bool = False, **environ: str
+    ) -> Process:
+        """Start `loops` with the whole of a process group, as a terminal does."""
+        words = [LOOPS, command, "train.toml", *(["--resume"] if resume else [])]
+        for setting in settings:
+            words += ["--set", setting]
+        with (self.folder / "stderr").open("w") as stderr:
+            process = subprocess.Popen(
+                words,
+                cwd=self.folder,
+                env={**os.environ, **environ, "STOPPED_IN": str(self.folder)},
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                text=True,
+                start_new_session=True,
+            )
+        self.started.append(process)
+        return process
+
+    def stop(self, process: Process, *numbers: signal.Signals) -> End:
+        """Send signals to the group, a while apart, and wait for the end."""
+        for place, number in enumerate(numbers):
+            time.sleep(0.5 if place else 0)
+            os.killpg(process.pid, number)
+        out, _ = process.communicate(timeout=LONGEST_SECONDS)
+        err = (self.folder / "stderr").read_text()
+        (root,) = self.folder.glob("runs/*/*")
+        assert "Traceback" not in err
+        said = [line for line in err.splitlines() if line.startswith("loops: ")]
+        return End(process.returncode, out, said, err, open_run(root))
+
+    def has_checkpoints(self) -> bool:
+        rows = self.folder.glob("runs/*/*/checkpoints.jsonl")
+        return any(path.read_text().count("\n") > 1 for path in rows)
+
+    def left_over(self) -> list[int]:
+        """Processes of this project that are still there."""
+        pids = (each for each in Path("/proc").iterdir() if each.name.isdigit())
+        return [int(each.name) for each in pids if self._is_ours(each)]
+
+    @property
+    def _mark(self) -> bytes:
+        return f"STOPPED_IN={self.folder}".encode()
+
+    def _is_ours(self, process: Path) -> bool:
+        try:
+            is_dead = (process / "stat").read_text().rpartition(")")[2].split()[0] == "Z"
+            return not is_dead and self._mark in (process / "environ").read_bytes()
+        except OSError:
+            return False
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Iterator[Project]:
+    for name in ("numpy_service.py", "count_episode.py", "tasks.jsonl", "held_out.jsonl"):
+        shutil.copy(PATTERN / name, tmp_path / name)
+    (tmp_path / "holds.py").write_text(EPISODE)
+    (tmp_path / "train.toml").write_text(CONFIG)
+    project = Project(tmp_path)
+    yield project
+    for process in project.started:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+    for pid in project.left_over():
+        os.kill(pid, signal.SIGKILL)
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, "it did not come to pass in time"
+        time.sleep(0.02)
+
+
+BOX = 'sandbox={backend="local"}'
+ENDED = {signal.SIGINT: (130, "loops: interrupted: "), signal.SIGTERM: (143, "loops: told to end")}
+INT, TERM = signal.SIGINT, signal.SIGTERM
+
+
+@pytest.mark.parametrize("number", [INT, TERM])
+@pytest.mark.parametrize(
+    "phase", ["setup", "run", "grading", "grade_group", "close", "compute", "exec"]
+)
+def test_a_signal_amid_a_phase_ends_the_run_in_order(
+    project: Project, phase: str, number: signal.Signals
+) -> None:
+    settings = []
+    if phase == "exec":
+        if bubblewrap.cannot_be_had():
+            pytest.skip("no bubblewrap here")
+        settings = [BOX]
+    if phase == "grade_group":
+        settings = ['episode.class="holds:GradesGroups"']
+    if phase == "close":  # whose clock is all that ends it
+        settings = ["clocks.release_seconds=1"]
+    more = {"SANDBOX": "1"} if phase == "exec" else {}
+    end = project.stop(project.hold(phase, "", *settings, **more), number)
+    status, begins = ENDED[number]
+    assert end.status == status
+    (line,) = end.said
+    assert line.startswith(begins)
+    assert end.err.count("stopping") == 1
+    assert end.run.run.status == "interrupted"
+    end.require_whole()
+    assert project.left_over() == []
+    if phase == "exec":
+        assert open_entries(end.run.folder.sandboxes) == ()
+
+
+@pytest.mark.parametrize("number", [INT, TERM])
+@pytest.mark.parametrize(
+    ("phase", "how"),
+    [
+        ("setup", "ignores"),
+        ("run", "ignores"),
+        ("run", "thread"),
+        ("grading", "ignores"),
+        ("close", "ignores"),
+    ],
+)
+def test_a_second_signal_waits_for_no_code_that_ignores_the_first(
+    project: Project, phase: str, how: str, number: signal.Signals
+) -> None:
+    """It changed nothing, and SIGTERM had the status of Ctrl-C then."""
+    end = project.stop(project.hold(phase, how), number, number)
+    status, begins = ENDED[number]
+    assert end.status == status
+    line, without = end.said
+    assert line.startswith(begins)
+    assert without.startswith("loops: ended without waiting for attempt 0 of group 0 (task ")
+    assert f": {'release' if phase == 'close' else phase}, at holds.py:" in without
+    assert end.run.run.status == "interrupted"
+    end.require_whole()
+    assert project.left_over() == []
+
+
+@pytest.mark.parametrize("how", ["blocks", "computes"])
+def test_a_second_signal_ends_a_run_whose_event_loop_is_held_and_it_can_be_resumed(
+    project: Project, how: str
+) -> None:
+    """No signal but SIGKILL ended it, up to the longest clock, and its records said `running`."""
+    process = project.start(HOLD="run", HOW=how)
+    wait_for(project.has_checkpoints)
+    (project.folder / "hold").touch()
+    wait_for((project.folder / "here").exists)
+    end = project.stop(process, INT, INT)
+    assert end.status == 130
+    line, without = end.said
+    assert "; go on with: loops run train.toml --resume " in line
+    assert without.startswith(
+        "loops: ended without waiting for what holds the event loop, at holds.py:"
+    )
+    assert end.run.run.status == "interrupted"
+    end.require_whole()
+    assert project.left_over() == []
+    require_resumes(project, end)
+
+
+@pytest.mark.parametrize("numbers", [(INT,), (TERM,), (INT, INT)], ids=str)
+def test_a_run_that_was_stopped_goes_on_with_each_batch_trained_once(
+    project: Project, numbers: Sequence[signal.Signals]
+) -> None:
+    process = project.start()
+    wait_for(project.has_checkpoints)
+    end = project.stop(process, *numbers)
+    assert end.status == 128 + numbers[0]
+    end.require_whole()
+    require_resumes(project, end)
+
+
+def require_resumes(project: Project, end: End) -> None:
+    """A run goes on to a few updates more, and every attempt of every update is trained once."""
+    (project.folder / "hold").unlink(missing_ok=True)
+    updates = max(row.update for row in end.run.steps()) + 4
+    resumed = project.stop(project.start(f"training.updates={updates}", resume=True))
+    assert resumed.status == 0, resumed.err
+    assert [row.update for row in resumed.run.steps()] == list(range(1, updates + 1))
+    resumed.require_whole()
+    trained = [row for row in resumed.run.rollouts() if row.fate == "trained"]
+    groups = [row for row in resumed.run.groups() if row.usable]
+    assert len(groups) == 2 * updates
+    assert len(trained) == 2 * 4 * updates
+
+
+def test_one_signal_is_enough_for_code_that_ignores_it(project: Project) -> None:
+    process = project.hold("run", "ignores", "clocks.release_seconds=0.1")
+    end = project.stop(process, TERM)
+    assert end.status == 143
+    assert end.said[1].startswith("loops: ended without waiting for attempt 0 of group 0")
+    end.require_whole()
+
+
+def test_one_signal_is_enough_for_code_that_holds_the_event_loop(project: Project) -> None:
+    process = project.hold("run", "blocks", "clocks.release_seconds=0.1")
+    end = project.stop(process, TERM)
+    assert end.status == 143
+    assert "warning: the event loop cannot be stopped at holds.py:" in end.err
+    end.require_whole()
+
+
+def test_sandboxes_that_a_second_signal_left_are_said_and_cleaned_up(project: Project) -> None:
+    if bubblewrap.cannot_be_had():
+        pytest.skip("no bubblewrap here")
+    end = project.stop(project.hold("run", "ignores", BOX, SANDBOX="1"), INT, INT)
+    root = end.run.folder.root.relative_to(project.folder)
+    many = len(open_entries(end.run.folder.sandboxes))
+    assert many > 0
+    what = f"{many} sandboxes" if many > 1 else "1 sandbox"
+    assert end.said[-1] == f"loops: {what} may be left: `loops cleanup {root}` sees to that"
+    wait_for(lambda: project.left_over() == [])  # those die with who made them
+    cleaned = subprocess.run([LOOPS, "cleanup", str(root)], cwd=project.folder, check=False)
+    assert cleaned.returncode == 0
+    assert open_entries(end.run.folder.sandboxes) == ()
+
+
+def test_a_thread_that_user_code_left_is_not_waited_for_after_a_second_signal(
+    project: Project,
+) -> None:
+    end = project.stop(project.hold("run", "leaves a thread"), INT, INT)
+    assert end.status == 130
+    assert end.said[0].startswith("loops: interrupted: ")
+    end.require_whole()
+
+
+def test_a_tracker_that_does_not_finish_is_not_waited_for_after_a_signal(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    double = TrackerDouble(project.folder, monkeypatch)
+    double.set(FAULTS="stuck:finish")
+    process = project.start("training.updates=2", 'output.wandb_project="p"')
+    wait_for(lambda: any("done" in p.read_text() for p in project.folder.glob("runs/*/*/log.txt")))
+    end = project.stop(process, INT)
+    assert end.status == 130
+    root = end.run.folder.root.relative_to(project.folder)
+    assert end.said == [f"loops: interrupted: the run had come to its end; it is in {root}"]
+    assert end.run.run.status == "done"
+
+
+@pytest.mark.parametrize("how", ["", "ignores"])
+def test_an_evaluation_is_stopped_like_a_run(project: Project, how: str) -> None:
+    (project.folder / "hold").touch()
+    sets = 'evaluation.sets={held_out={tasks="held_out.jsonl"}}'
+    process = project.start(sets, command="eval", HOLD="run", HOW=how)
+    wait_for((project.folder / "here").exists)
+    end = project.stop(process, *([INT, INT] if how else [INT]))
+    assert end.status == 130
+    assert end.said[0].startswith("loops: interrupted: it kept nothing to go on from; ")
+    assert end.run.run.status == "interrupted"
+
+
+@pytest.mark.parametrize("number", [INT, TERM])
+def test_a_signal_before_anything_has_begun_is_one_line(
+    project: Project, number: signal.Signals
+) -> None:
+    process = project.start()
+    wait_for(lambda: "config: " in (project.folder / "stderr").read_text())
+    os.killpg(process.pid, number)
+    process.communicate(timeout=LONGEST_SECONDS)
+    lines = (project.folder / "stderr").read_text().splitlines()
+    assert process.returncode == 128 + number, lines
+    assert len([line for line in lines if line.startswith("loops: ")]) == 1
+    assert not any("Traceback" in line for line in lines)
