@@ -10,7 +10,7 @@ import threading
 import pytest
 import typer
 
-from loops_cookbook.cli.exits import Terminated, guarded
+from loops_cookbook.cli.exits import Terminated, guarded, leaving
 from loops_cookbook.errors import ConfigError, EngineDied, LoopsError, UsageError
 
 
@@ -103,6 +103,20 @@ def test_what_was_kept_is_said_with_the_interruption(
         "errors": [err.strip().removeprefix("loops: ")],
         "exit_status": caught.value.exit_code,
     }
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, Terminated])
+def test_what_is_left_of_work_is_said_with_the_interruption(
+    kind: type[BaseException], capsys: pytest.CaptureFixture[str]
+) -> None:
+    @guarded
+    def command() -> None:
+        with leaving("nothing was written; run it again"):
+            raise kind
+
+    with pytest.raises(typer.Exit):
+        command()
+    assert capsys.readouterr().err.endswith(": nothing was written; run it again\n")
 
 
 def test_debug_adds_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:

@@ -73,6 +73,15 @@ def _termination_raises() -> Generator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
+@contextmanager
+def leaving(left: str) -> Generator[None]:
+    """Within the block, a signal ends the command with these words on what is left of its work."""
+    try:
+        yield
+    except (KeyboardInterrupt, Terminated) as signalled:
+        raise type(signalled)(left) from signalled
+
+
 def interruption(number: signal.Signals, left: str = "") -> str:
     """That a signal ended the command, and what of it is left."""
     what = "interrupted" if number == signal.SIGINT else f"told to end ({number.name})"

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from loops_cookbook.cli.exits import leaving
 from loops_cookbook.cli.options import DebugOption
 from loops_cookbook.recipes.export import Exported
 from loops_cookbook.recipes.export import export as write
@@ -32,7 +33,8 @@ def export(
     debug: DebugOption = False,
 ) -> None:
     """Write a checkpoint as a PEFT adapter, or as a whole Hugging Face model."""
-    exported = write(checkpoint, out, merged=merged)
+    with leaving("nothing was written; run it again"):
+        exported = write(checkpoint, out, merged=merged)
     typer.echo(_told(exported), err=True)
     typer.echo(exported.folder)
 

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from loops_cookbook.cli.exits import leaving
 from loops_cookbook.cli.options import DebugOption, JsonOption
 from loops_cookbook.config.fetched import FETCHABLE, is_fetched
 from loops_cookbook.errors import ModelError, UsageError
@@ -51,7 +52,8 @@ def _fetch(names: list[str], as_json: bool) -> None:
         near = nearest(name, FETCHABLE)
         guess = f"did you mean {near}?" if near else f"it is one of {known}"
         raise ModelError(f"fetch: there is no {name!r} to fetch; {guess}")
-    folder = fetch(FETCHABLE[name], lambda text: typer.echo(text, err=True))
+    with leaving("nothing of it was kept; run it again"):
+        folder = fetch(FETCHABLE[name], lambda text: typer.echo(text, err=True))
     typer.echo(json.dumps({"name": name, "directory": str(folder)}) if as_json else folder)
 
 

@@ -132,7 +132,10 @@ def serve(
     command = [*options.command(), f"--host={host}", f"--port={port}"]
     announce = partial(_announce, options, api_key_env)
     statuses: list[int] = []
-    run_until_signalled(partial(_run, command, environ, announce, statuses))
+    run_until_signalled(
+        partial(_run, command, environ, announce, statuses),
+        left=f"what was saved is in {options.checkpoints}",
+    )
     _end_as_engine(statuses[0])
 
 
