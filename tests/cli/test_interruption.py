@@ -3,17 +3,23 @@
 import signal
 from pathlib import Path
 
+import anyio
 import pytest
 from tests.recipes.notebook import Notebook
 
 from loops_cookbook.cli.exits import Terminated
-from loops_cookbook.cli.interruption import Interruption, left, stopping
+from loops_cookbook.cli.interruption import Interruption, left
 from loops_cookbook.recipes.ending import SIGNALLED, Ending
 from loops_cookbook.records import RunStatus
 from loops_cookbook.report.closing import Closing
+from loops_cookbook.rollouts.blocks import Block
+from loops_cookbook.rollouts.jobs import Job
+from loops_cookbook.rollouts.keeper import open_keeper
 from loops_cookbook.rundir.layout import RunFolder
 from loops_cookbook.sandboxes.base import Entry
 from loops_cookbook.sandboxes.ledger import Ledger
+
+pytestmark = pytest.mark.anyio
 
 
 def closing(status: RunStatus = "interrupted", onward: str | None = None) -> Closing:
@@ -30,26 +36,34 @@ def closing(status: RunStatus = "interrupted", onward: str | None = None) -> Clo
 
 
 @pytest.mark.parametrize(
-    ("number", "attempts", "told"),
+    ("holding", "told"),
     [
-        (signal.SIGINT, 0, "stopping, at most 15 s; press Ctrl-C again to end now"),
+        (0, "info: stopping, at most 15 s; press Ctrl-C again to end now"),
         (
-            signal.SIGINT,
             1,
-            "stopping: 1 attempt releases what it holds, at most 15 s; press Ctrl-C again to end "
-            "now",
+            "info: stopping: 1 attempt releases what it holds, at most 15 s; press Ctrl-C again to "
+            "end now",
         ),
         (
-            signal.SIGTERM,
             1024,
-            "stopping (SIGTERM): 1,024 attempts release what they hold, at most 15 s",
+            "info: stopping: 1,024 attempts release what they hold, at most 15 s; press Ctrl-C "
+            "again to end now",
         ),
     ],
 )
-def test_what_is_waited_for_is_said_at_once(
-    number: signal.Signals, attempts: int, told: str
-) -> None:
-    assert stopping(number, 15.0, attempts) == told
+async def test_what_is_waited_for_is_said_at_once(tmp_path: Path, holding: int, told: str) -> None:
+    notebook = Notebook()
+    made = interruption(tmp_path, notebook)
+    async with open_keeper() as keeper, anyio.create_task_group() as group:
+        made.ending.keeper = keeper  # type: ignore[union-attr]
+        jobs = [Job(f"attempt {n}", seconds=9, release_seconds=5) for n in range(holding + 1)]
+        for job in jobs[:holding]:
+            job.block = Block()  # the last one waits for a slot, and holds nothing
+        group.start_soon(keeper.outcomes, dict.fromkeys(jobs, anyio.sleep_forever))
+        await anyio.wait_all_tasks_blocked()
+        made.cancelled(signal.SIGINT, 15.0)
+        group.cancel_scope.cancel()
+    assert notebook.notes == [told]
 
 
 @pytest.mark.parametrize(

@@ -61,11 +61,19 @@ command()
 
 
 @pytest.mark.parametrize(
-    ("name", "status", "said"),
-    [("SIGINT", 130, "interrupted"), ("SIGTERM", 143, "told to end (SIGTERM)")],
+    ("name", "status", "told", "said"),
+    [
+        (
+            "SIGINT",
+            130,
+            ": one is released, at most 20 s; press Ctrl-C again to end now",
+            "interrupted",
+        ),
+        ("SIGTERM", 143, " (SIGTERM): one is released, at most 20 s", "told to end (SIGTERM)"),
+    ],
 )
 def test_a_command_that_is_stopped_releases_and_says_how_to_go_on(
-    name: str, status: int, said: str
+    name: str, status: int, told: str, said: str
 ) -> None:
     code = COMMAND.format(name=name, seconds=0.01)
     code = code.replace(
@@ -74,6 +82,6 @@ def test_a_command_that_is_stopped_releases_and_says_how_to_go_on(
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (status, "released\n")
     assert done.stderr.splitlines() == [
-        "loops: stopping: one is released, at most 20 s; press Ctrl-C again to end now",
+        f"loops: stopping{told}",
         f"loops: {said}: run it again for the rest",
     ]

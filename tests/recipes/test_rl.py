@@ -356,6 +356,31 @@ async def test_an_engine_that_dies_ends_the_run_at_once(runnable) -> None:
     assert counts["attempts/started"] == counts["attempts/finished"] == len(notebook.rollouts)
 
 
+@pytest.mark.parametrize("seconds", [1, 6, 16, 26, 36])
+async def test_a_run_that_is_cut_short_counts_what_has_no_row_as_in_flight(
+    runnable, seconds: float
+) -> None:
+    """A process that a blocked event loop ended had counts of its last update, not of its rows."""
+    says = HalfRight()
+    service = ScriptedService(
+        lambda prompt, call: Line("no" if call < 4 else says(prompt, call), seconds=5.0)
+    )
+    notebook, plan = Notebook(), runnable("training.updates=100")
+    ending = Ending(notebook)
+    around = Surroundings(ending=ending)
+    async with anyio.create_task_group() as group:
+        group.start_soon(run_rl, plan, service, notebook, row_of(plan), around)
+        await anyio.sleep(seconds)
+        rows = len(notebook.rollouts)
+        ending.cut_short()
+        group.cancel_scope.cancel()
+    status, counts, _ = notebook.ended[0]
+    assert status == "interrupted"
+    assert counts["attempts/finished"] == rows
+    assert counts["attempts/started"] == rows + counts["attempts/in_flight"]
+    assert counts["attempts/in_flight"] > 0
+
+
 async def test_a_cancelled_run_keeps_what_it_has_and_names_the_rest(runnable) -> None:
     says = HalfRight()
     service = ScriptedService(lambda prompt, call: Line(says(prompt, call), seconds=10.0))

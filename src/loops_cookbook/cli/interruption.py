@@ -9,9 +9,11 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from loops_cookbook.cli.exits import Terminated, interruption, say
-from loops_cookbook.errors import RunFolderError
+from loops_cookbook.cli.stopping import AGAIN, stopping
+from loops_cookbook.errors import RunFolderError, RunStopped
 from loops_cookbook.problems import shown
 from loops_cookbook.recipes.ending import Ending
 from loops_cookbook.records import Recorder
@@ -20,8 +22,6 @@ from loops_cookbook.rollouts.frames import users_line
 from loops_cookbook.rollouts.keeper import Keeper
 from loops_cookbook.rundir.layout import RunFolder
 from loops_cookbook.sandboxes.ledger import open_entries
-
-AGAIN = "press Ctrl-C again to end now"
 
 
 class Interruption:
@@ -46,7 +46,7 @@ class Interruption:
     def cancelled(self, number: signal.Signals, seconds: float) -> None:
         """Say what is waited for."""
         keeper = None if self.ending is None else self.ending.keeper
-        self._recorder.note("info", stopping(number, seconds, _holding(keeper)))
+        self._recorder.note("info", stopping(number, seconds, _waits(keeper)))
 
     def held(self) -> None:
         """Say what does not let it end."""
@@ -60,7 +60,10 @@ class Interruption:
 
     def last_words(self, number: signal.Signals) -> None:
         """Tell the records and the person, unless the person was told."""
-        without = () if self.ending is None else self.ending.cut_short()
+        try:
+            without = () if self.ending is None else self.ending.cut_short()
+        except RunStopped as error:  # the disk takes no more
+            without = (str(error),)
         if (where := _held_at()) is not None:  # then where attempts are cannot be known
             without = (f"ended without waiting for what holds the event loop, at {where}",)
         self.tell(number, without)
@@ -68,8 +71,9 @@ class Interruption:
     def tell(self, number: signal.Signals, without: Sequence[str]) -> None:
         """Say how the run was interrupted and what it ended without, once."""
         if self._telling.acquire(blocking=False):
-            say([interruption(number, self._left()), *without, *self._sandboxes()])
-            sys.stdout.flush()
+            with suppress(OSError):  # nobody may listen any more
+                say([interruption(number, self._left()), *without, *self._sandboxes()])
+                sys.stdout.flush()
 
     def exception(self, number: signal.Signals) -> BaseException:
         """What ends the command in order, which says the same."""
@@ -91,18 +95,6 @@ class Interruption:
         return [f"{what} may be left: `loops cleanup {where}` sees to that"] if still else []
 
 
-def stopping(number: signal.Signals, seconds: float, attempts: int) -> str:
-    """That a run ends, what it waits for, and for how long.
-
-    Args:
-        number: the signal.
-        seconds: at most.
-        attempts: how many hold something.
-    """
-    told = f"{_waits(attempts)}, at most {seconds:g} s"
-    return f"stopping{told}; {AGAIN}" if number == signal.SIGINT else f"stopping (SIGTERM){told}"
-
-
 def left(closing: Closing | None, folder: RunFolder) -> str:
     """What there is of a run that was interrupted, and how to go on."""
     where = shown(folder.root)
@@ -115,14 +107,15 @@ def left(closing: Closing | None, folder: RunFolder) -> str:
     return f"what it did is in {where}; {closing.onward}"
 
 
-def _waits(attempts: int) -> str:
-    match attempts:
+def _waits(keeper: Keeper | None) -> str:
+    """What the end waits for, where that is more than a moment."""
+    match 0 if keeper is None else sum(job.block is not None for job in keeper.jobs):
         case 0:
             return ""
         case 1:
-            return ": 1 attempt releases what it holds"
-        case _:
-            return f": {attempts:,} attempts release what they hold"
+            return "1 attempt releases what it holds"
+        case attempts:
+            return f"{attempts:,} attempts release what they hold"
 
 
 def _held_at() -> str | None:
@@ -132,7 +125,3 @@ def _held_at() -> str | None:
     # The documented way to another thread's frame, in spite of its name.
     frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage]
     return users_line(frames.get(threading.main_thread().ident or 0))
-
-
-def _holding(keeper: Keeper | None) -> int:
-    return 0 if keeper is None else sum(job.block is not None for job in keeper.jobs)

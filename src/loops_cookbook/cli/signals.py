@@ -13,7 +13,7 @@ from types import FrameType
 import anyio
 
 from loops_cookbook.cli.exits import Terminated, interruption, say
-from loops_cookbook.cli.stopping import STOP_SECONDS, open_stopper
+from loops_cookbook.cli.stopping import STOP_SECONDS, open_stopper, stopping
 
 
 class _Command:
@@ -25,7 +25,7 @@ class _Command:
 
     def cancelled(self, number: signal.Signals, seconds: float) -> None:
         if self._waits:
-            say([f"stopping: {self._waits}, at most {seconds:g} s; press Ctrl-C again to end now"])
+            say([stopping(number, seconds, self._waits)])
 
     def held(self) -> None: ...
 

@@ -36,6 +36,7 @@ HELD_SECONDS = 1.0
 """After which a loop that has not taken notice is known to be held."""
 LAST_WORDS_SECONDS = 5.0
 """How long the last words may take to be told."""
+AGAIN = "press Ctrl-C again to end now"
 SAME_SECONDS = 0.1
 """Signals that are this close are one: a terminal sends it to `loops` and to what started it, which
 passes it on."""
@@ -81,6 +82,13 @@ def seconds_for(step: Step, end_seconds: float) -> float:
             return HURRY_SECONDS
         case Step.LEAVE:
             return math.inf
+
+
+def stopping(number: signal.Signals, seconds: float, waits: str) -> str:
+    """That a command ends, what it waits for, and for how long at most, for people."""
+    what = "stopping" if number == signal.SIGINT else f"stopping ({number.name})"
+    again = f"; {AGAIN}" if number == signal.SIGINT else ""
+    return f"{what}{f': {waits}' if waits else ''}, at most {seconds:g} s{again}"
 
 
 class Ended(Protocol):

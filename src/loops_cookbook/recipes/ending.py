@@ -57,7 +57,9 @@ class Ending:
 
         def on_stuck(jobs: Sequence[str]) -> None:
             status, reason = self._told
-            why = [reason] if reason and status != "interrupted" else []  # whose signal, tells it
+            why = (
+                [reason] if reason and status != "interrupted" else []
+            )  # of a signal the command tells
             end_process(status, [*why, _without(jobs)])
 
         return on_stuck
