@@ -30,8 +30,9 @@ from loops_cookbook.cli.stopping import (
 @pytest.fixture(autouse=True)
 def put_back() -> Iterator[None]:
     """The handlers of this process, which goes on."""
-    before = {number: signal.getsignal(number) for number in SIGNALS}
+    before = {number: signal.getsignal(number) for number in (*SIGNALS, signal.SIGALRM)}
     yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
     for number, handler in before.items():
         signal.signal(number, handler)
 

@@ -37,7 +37,7 @@ def main() -> None:
 def _ignore_signals() -> None:
     import signal
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
         signal.signal(number, signal.SIG_IGN)
 
 

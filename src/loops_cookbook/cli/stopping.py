@@ -151,6 +151,14 @@ class Stopper:
         taken = threading.Event()
         self._received.put((signal.Signals(number), taken))
         taken.wait(HELD_SECONDS + LAST_WORDS_SECONDS)
+        if self._until < math.inf and signal.getsignal(signal.SIGALRM) is signal.SIG_DFL:
+            signal.signal(signal.SIGALRM, self._give_way)
+            signal.setitimer(signal.ITIMER_REAL, max(0.001, self._until - time.monotonic()))
+
+    def _give_way(self, *_: object) -> None:
+        """Let the thread leave in time, for the same reason, where no other signal comes."""
+        if not self._heeded.is_set():
+            time.sleep(HELD_SECONDS + LAST_WORDS_SECONDS)
 
     def close(self) -> None:
         """Take no more signals."""
