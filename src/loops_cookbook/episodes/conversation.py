@@ -270,7 +270,8 @@ class Conversation:
         return limit, stops
 
     async def _prompt(self, asked: Asked) -> tuple[Ids, Origin]:
-        renderer, earlier, tools = self._policy.renderer, asked.earlier, asked.declared.tools
+        policy, earlier, tools = self._policy, asked.earlier, asked.declared.tools
+        renderer = policy.renderer
 
         def work() -> tuple[Ids, Origin]:
             if earlier is not None:
@@ -280,7 +281,7 @@ class Conversation:
             return renderer.render(asked.messages, tools), asked.origin
 
         try:
-            return await self._policy.off_load(work)
+            return await policy.off_load(work)
         except ValueError as error:
             raise EpisodeError(
                 f"{renderer.name} cannot express the messages given to generate(): {error}"
@@ -305,9 +306,12 @@ class Conversation:
         """One completion, and the index of its turn where it is trained."""
         if not self._is_trained:
             return await self._call(prompt_ids, params), None
-        with self._record.promise(params.max_tokens):
+        self._record.promise(params.max_tokens)
+        try:
             sampled = await self._call(prompt_ids, params)
             return sampled, self._record.add(Turn(prompt_ids, sampled, origin))
+        finally:
+            self._record.end_promise(params.max_tokens)
 
     async def _call(self, prompt_ids: Ids, params: SampleParams) -> SampledTokens:
         permit, place = self._permit, self._record.place
@@ -330,9 +334,10 @@ class Conversation:
         return completions[0]
 
     async def _parsed(self, sampled_ids: Ids, tools: Sequence[Tool]) -> ParsedReply:
-        work = partial(self._policy.renderer.parse, sampled_ids, tools)
+        policy = self._policy
+        work = partial(policy.renderer.parse, sampled_ids, tools)
         # What was recorded gets its line in the transcript.
-        return await self._policy.off_load(work, shield=True)
+        return await policy.off_load(work, shield=True)
 
     async def _unsaid(self, asked: Asked, origin: Origin, finish: FinishReason) -> Reply:
         """The reply where there is no room for one."""

@@ -1,8 +1,5 @@
 """What one try has sampled and said so far; it grows by whole calls."""
 
-from collections.abc import Generator
-from contextlib import contextmanager
-
 from loops_cookbook.attempts import Call
 from loops_cookbook.runtimes.base import Place
 from loops_cookbook.tokens import Turn
@@ -31,14 +28,13 @@ class TryRecord:
         limit = self.place.max_attempt_tokens
         return wanted if limit is None else min(wanted, limit - self._sampled - self._promised)
 
-    @contextmanager
-    def promise(self, tokens: int) -> Generator[None]:
-        """Keep these tokens of the attempt's limit for one call while it is under way."""
+    def promise(self, tokens: int) -> None:
+        """Keep these tokens of the attempt's limit for one call, until it is over."""
         self._promised += tokens
-        try:
-            yield
-        finally:
-            self._promised -= tokens
+
+    def end_promise(self, tokens: int) -> None:
+        """The call is over."""
+        self._promised -= tokens
 
     def add(self, turn: Turn) -> int:
         """Record what was sampled; its index among the turns."""
