@@ -230,6 +230,18 @@ async def test_a_call_that_its_callers_clock_would_cut_says_what_was_wrong_inste
 
 
 @pytest.mark.anyio
+async def test_that_a_judge_is_asked_again_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    """One that was not there was told after three clocks of a minute, and silence."""
+    network = Network(httpx.ConnectError("refused"), httpx.Response(503), says("2"))
+    async with network.open() as chat:
+        await chat.complete(ASK)
+        assert [record.getMessage() for record in caplog.records] == [
+            "producer 'judge': POST http://judge/v1/chat/completions got no answer (ConnectError: "
+            "refused); tried again for as long as the caller's clock allows, and not told again"
+        ]
+
+
+@pytest.mark.anyio
 async def test_a_slow_answer_is_neither_cut_nor_asked_for_again() -> None:
     """C11: the one owner of time is the attempt's clock."""
     network = Network(says("yes"), seconds=5000.0)

@@ -5,10 +5,12 @@ back calls beyond its limit, while the clock of their callers stands still, send
 and lets `transport` retry what may pass. A call that waits to be retried keeps its place, so a
 service that is short of breath is asked less.
 No timeout cuts a call that is under way: how long it may take is its caller's clock. The key is in
-no error, log line, repr or answer.
+no error, log line, repr or answer. That calls of a model are tried again is told once: until their
+clocks run out, nothing else would tell of a model that is not there.
 """
 
 import json
+import logging
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -29,6 +31,8 @@ from loops_cookbook.services.transport import (
     Transport,
     detail,
 )
+
+logger = logging.getLogger(__name__)
 
 PATIENCE = Patience()
 COMPLETIONS = "/chat/completions"
@@ -213,8 +217,24 @@ async def open_chat(
         patience: for how long a call is tried again.
         network: what carries the requests; None for sockets. `httpx.MockTransport` in tests.
     """
+    is_told = False
+
+    def on_retry(what: str) -> None:
+        nonlocal is_told
+        if not is_told:
+            is_told = True
+            logger.warning(
+                "producer %r: %s; tried again for as long as the caller's clock allows, and not "
+                "told again",
+                settings.name,
+                what,
+            )
+
     headers = {"User-Agent": f"loops-cookbook/{version('loops-cookbook')}"}
     if settings.api_key is not None:
         headers["Authorization"] = f"Bearer {settings.api_key}"
     async with network or sockets(settings.base_url) as network:
-        yield HttpChat(Transport(network, settings.base_url, headers, patience=patience), settings)
+        transport = Transport(
+            network, settings.base_url, headers, patience=patience, on_retry=on_retry
+        )
+        yield HttpChat(transport, settings)

@@ -238,11 +238,13 @@ class Transport:
         *,
         patience: Patience = Patience(),
         guard: Callable[[], AbstractContextManager[None]] = nullcontext,
+        on_retry: Callable[[str], None] | None = None,
     ) -> None:
         self._network = network
         self._headers = httpx.Headers({**_HEADERS, **headers})  # its repr hides the key
         self._patience = patience
         self._guard = guard
+        self._on_retry = on_retry
         self.base_url = base_url.rstrip("/")
 
     async def call(
@@ -287,6 +289,8 @@ class Transport:
                     f"{what} (tried {tries} times in {spent:.0f} s): see whether the service "
                     "runs, then resume"
                 )
+            if self._on_retry is not None:
+                self._on_retry(what)
             await self._patience.sleep(decision.pause)
             tries += 1
 
