@@ -174,6 +174,10 @@ class RolloutRow(Row):
     tries: int
     prompt_tokens: int
     sampled_tokens: int
+    turns: int = 0
+    """Calls of the policy that sampled something."""
+    cut_turns: int = 0
+    """Those of them that a token limit ended."""
     logprob_mean: float | None = None
     """Of its sampled tokens; None without one."""
     sequences: int
@@ -212,6 +216,8 @@ class RolloutRow(Row):
             tries=attempt.tries,
             prompt_tokens=attempt.trajectory.prompt_tokens,
             sampled_tokens=attempt.trajectory.sampled_tokens,
+            turns=len(attempt.trajectory.turns),
+            cut_turns=attempt.trajectory.cut_turns,
             logprob_mean=attempt.trajectory.logprob_mean,
             sequences=len(attempt.sequences),
             policy_versions=attempt.trajectory.policy_versions,

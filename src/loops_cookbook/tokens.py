@@ -95,6 +95,11 @@ class Trajectory:
         return sum(len(turn.sampled.ids) for turn in self.turns)
 
     @property
+    def cut_turns(self) -> int:
+        """How many of the turns a token limit ended."""
+        return sum(turn.sampled.stop == "length" for turn in self.turns)
+
+    @property
     def prompt_tokens(self) -> int:
         """How many prompt tokens were sent over all turns."""
         return sum(len(turn.prompt_ids) for turn in self.turns)

@@ -12,6 +12,7 @@ from tests.learning.builders import group
 from loops_cookbook.attempts import Discarded, Fate, Group
 from loops_cookbook.errors import NoLearningSignal, NothingWorks
 from loops_cookbook.learning.batches import Batch, Batcher, Placed, judged
+from loops_cookbook.tokens import SampledTokens, Trajectory, Turn, ids_of, logprobs_of
 
 
 def good(serial: int) -> Group:
@@ -208,9 +209,27 @@ def test_the_message_says_how_many_why_with_which_rewards_and_what_to_change() -
         "0 (task-0) to 2 (task-2); rewards 1 (4 times), 0 (2 times); "
         "attempts without a reward: discarded/failed (once), all alike: discarded/failed; "
     )
-    for what in ("easier", "harder", "group_size", "temperature", "max_tokens"):
+    for what in ("easier", "harder", "group_size", "temperature"):
         assert what in text
     assert "\n" not in text
+
+
+def test_the_message_tells_of_a_grader_that_gives_one_number_and_of_replies_that_were_cut() -> None:
+    """It said to see whether replies are cut, and left it to the reader to find that out."""
+    ids, stops = ids_of([1]), ("length", "length", "stop")
+    turns = [Turn(ids, SampledTokens(ids, logprobs_of([-0.5]), stop)) for stop in stops]
+    whole = flat(0)
+    cut, other = whole.attempts
+    attempts = (
+        replace(cut, trajectory=Trajectory(tuple(turns[:2]))),
+        replace(other, trajectory=Trajectory(tuple(turns[2:]))),
+    )
+    with pytest.raises(NoLearningSignal) as caught:
+        add(Batcher(1, max_consecutive_unusable=1), replace(whole, attempts=attempts))
+    assert (
+        "rewards 0 (2 times); 2 of 3 replies were cut at a token limit: see sampling.max_tokens; "
+        "all rewards are one number: see that the grader can give another; attempts at a task"
+    ) in str(caught.value)
 
 
 def test_one_reason_for_all_groups_is_not_counted_beside_them() -> None:

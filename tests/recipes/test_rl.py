@@ -160,6 +160,15 @@ async def test_a_group_without_variance_is_replaced_and_never_trained(runnable) 
     assert fate_counts(notebook) == {Fate.TRAINED: 24, Fate.NO_VARIANCE: 4 * len(rejected)}
 
 
+async def test_replies_that_are_cut_are_a_warning_once(runnable) -> None:
+    """Words of three letters, and no room for the token that ends them."""
+    notebook = await run(runnable("sampling.max_tokens=3"), ScriptedService(HalfRight()))
+
+    assert [row.metrics["turns/cut"] for row in notebook.steps] == [4, 4, 4]
+    (warning,) = [note for note in notebook.notes if "cut at a token limit" in note]
+    assert warning.startswith("warning: update 1: 4 of 8 replies were cut at a token limit")
+
+
 async def test_every_row_adds_up(runnable) -> None:
     notebook = await run(runnable(), ScriptedService(BeesAreEasy()))
     for row in notebook.steps:

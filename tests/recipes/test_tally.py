@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loops_cookbook.attempts import Attempt, Discarded, Fate, Group, Rejection
-from loops_cookbook.recipes.tally import Labels, Moments, Tally, rollout_rows
+from loops_cookbook.recipes.tally import Labels, Moments, Tally, rollout_rows, told_of_cuts
 from loops_cookbook.records import RolloutRow
 from loops_cookbook.tokens import SampledTokens, Trajectory, Turn, ids_of, logprobs_of
 
@@ -66,6 +66,35 @@ def test_the_entropy_weighs_every_token_the_same() -> None:
     tally.add(rows_of(group(attempt(0.0, logprob=-6.0)), why), why)
 
     assert tally.means()["entropy"] == pytest.approx(3.0)
+
+
+@pytest.mark.parametrize(("stops", "is_told"), [("ll", True), ("ls", True), ("lss", False)])
+def test_half_of_the_replies_cut_are_told_and_all_are_counted(stops: str, is_told: bool) -> None:
+    """A limit too low was seen in no metric and no line of a run."""
+    tally = Tally(Labels())
+    for stop in stops:
+        whole = attempt(1.0)
+        (turn,) = whole.trajectory.turns
+        stop = "length" if stop == "l" else "stop"
+        sampled = SampledTokens(ids_of([5, 6]), logprobs_of([-0.5, -0.5]), stop)
+        one = group(replace(whole, trajectory=Trajectory((replace(turn, sampled=sampled),))))
+        tally.add(rows_of(one, None), None)
+    counts = tally.counts
+    assert (counts["turns/sampled"], counts["turns/cut"]) == (len(stops), stops.count("l"))
+    told = told_of_cuts(counts)
+    assert (told is not None) == is_told
+    if told is not None:
+        assert told.startswith(f"{stops.count('l')} of {len(stops)} replies were cut")
+
+
+def test_replies_of_one_token_each_are_meant_to_be() -> None:
+    whole = attempt(1.0)
+    (turn,) = whole.trajectory.turns
+    cut = replace(turn, sampled=replace(turn.sampled, stop="length"))
+    tally = Tally(Labels())
+    tally.add(rows_of(group(replace(whole, trajectory=Trajectory((cut,)))), None), None)
+    assert tally.counts["turns/cut"] == 1
+    assert told_of_cuts(tally.counts) is None
 
 
 def test_nothing_of_a_group_is_kept() -> None:

@@ -253,6 +253,8 @@ class _Unusable:
     reason: str
     rewards: tuple[float, ...]
     lost: tuple[Discarded, ...]
+    turns: int
+    cut_turns: int
 
 
 def _unusable(group: Group, rejection: Rejection) -> _Unusable:
@@ -262,6 +264,8 @@ def _unusable(group: Group, rejection: Rejection) -> _Unusable:
         reason=rejection.reason,
         rewards=tuple(a.reward for a in group.attempts if a.reward is not None),
         lost=tuple(a.discarded for a in group.attempts if a.discarded is not None),
+        turns=sum(len(attempt.trajectory.turns) for attempt in group.attempts),
+        cut_turns=sum(attempt.trajectory.cut_turns for attempt in group.attempts),
     )
 
 
@@ -280,6 +284,11 @@ def _why_nothing_is_learnt(row: Sequence[_Unusable]) -> str:
     if lost:
         fates = Counter(discarded.fate.value for discarded in lost)
         parts.append(f"attempts without a reward: {_told(fates)}, {_commonest(lost)}")
+    if cut := sum(each.cut_turns for each in row):
+        turns = sum(each.turns for each in row)
+        parts.append(f"{cut} of {turns} replies were cut at a token limit: see sampling.max_tokens")
+    if len(rewards) == 1:
+        parts.append("all rewards are one number: see that the grader can give another")
     parts.extend(advice for reason, advice in _ADVICE.items() if reasons[reason])
     return "; ".join(parts)
 
@@ -307,7 +316,7 @@ def _times(number: int) -> str:
 _ADVICE = {
     "no_variance": "attempts at a task all scored the same: choose tasks that the model solves "
     "some of the time (easier where it never does, harder where it always does), or raise "
-    "training.group_size, sampling.temperature or, where replies are cut, sampling.max_tokens",
+    "training.group_size or sampling.temperature",
     "too_few": "groups had fewer than two attempts that can be trained: mend what discards them "
     "first (rollouts.jsonl says what)",
 }

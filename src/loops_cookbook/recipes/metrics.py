@@ -62,6 +62,8 @@ METRICS: tuple[tuple[str, str], ...] = (
         "tokens that the policy sampled in the attempts that the update trained on: what "
         "`token_mean` divides by",
     ),
+    ("turns/sampled", "turns: replies of the policy"),
+    ("turns/cut", 'turns that a token limit ended (`finish_reason` "length")'),
     ("tokens/sequences_per_attempt", "mean number of token rows that a trained attempt became"),
     ("policy/version", "policy version that the update published"),
     ("policy/staleness_mean", "mean over the trained groups of the updates since they started"),

@@ -36,7 +36,7 @@ from loops_cookbook.recipes.rules import (
     schedule_rules,
 )
 from loops_cookbook.recipes.sent import SentUpdate, from_kept, to_keep
-from loops_cookbook.recipes.tally import fate_counts, rollout_rows, token_counts
+from loops_cookbook.recipes.tally import fate_counts, rollout_rows, token_counts, told_of_cuts
 from loops_cookbook.records import TRAIN, EvaluationRow, GroupRow, Recorder, RolloutRow, StepRow
 from loops_cookbook.rollouts.attempt import GroupStart
 from loops_cookbook.rollouts.keeper import open_group
@@ -95,8 +95,8 @@ class RLRun:
         """Taken, and not known to be applied."""
         self._applied: Sequence[RolloutRow] = ()
         """Of a batch that was applied and is in no row yet."""
-        self._losses: set[tuple[Fate, str | None]] = set()
-        """The ways in which attempts were lost so far."""
+        self._told: set[object] = set()
+        """What is told once: the ways in which attempts were lost, and that replies are cut."""
         self._unfinished: set[int] = set(past.again)
         """Groups that were started, and neither trained nor rejected."""
         self._next_serial = past.next_serial
@@ -231,8 +231,8 @@ class RLRun:
         lost = attempt.discarded
         if lost is None or lost.fate is Fate.CANCELLED:
             return
-        if (kind := (lost.fate, lost.exception)) not in self._losses:
-            self._losses.add(kind)
+        if (kind := (lost.fate, lost.exception)) not in self._told:
+            self._told.add(kind)
             self._recorder.note(
                 "warning",
                 f"attempt {attempt.index} of group {attempt.group} (task {attempt.task!r}) is "
@@ -327,6 +327,9 @@ class RLRun:
                 update=sent.update, at=time.time(), metrics=metrics, totals=self._metrics.totals
             )
         )
+        if "cuts" not in self._told and (cuts := told_of_cuts(metrics)) is not None:
+            self._told.add("cuts")
+            self._recorder.note("warning", f"update {sent.update}: {cuts}")
 
     async def _look(self, *, is_last: bool) -> None:
         """Evaluate the policy and save it, where either is due; not twice."""

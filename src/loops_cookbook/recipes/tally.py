@@ -38,11 +38,13 @@ def fate_counts(rows: Iterable[RolloutRow]) -> Counter[str]:
 
 
 def token_counts(rows: Iterable[RolloutRow]) -> Counter[str]:
-    """How many tokens attempts sent and sampled, under the names of the metrics."""
+    """How many tokens attempts sent and sampled, and in how many turns, as metrics call them."""
     counts: Counter[str] = Counter()
     for row in rows:
         counts["tokens/prompt"] += row.prompt_tokens
         counts["tokens/sampled"] += row.sampled_tokens
+        counts["turns/sampled"] += row.turns
+        counts["turns/cut"] += row.cut_turns
     return counts
 
 
@@ -57,8 +59,25 @@ ALWAYS = (
     *(f"attempts/{fate}" for fate in Fate if "/" in fate),
     "tokens/prompt",
     "tokens/sampled",
+    "turns/sampled",
+    "turns/cut",
 )
 """The counts that every row has, also at 0."""
+
+
+def told_of_cuts(row: Mapping[str, float]) -> str | None:
+    """What to say of a row in which half of all replies, or more, were cut; None of any other.
+
+    Replies of one token each are meant to be.
+    """
+    turns, cut = row["turns/sampled"], row["turns/cut"]
+    if not cut or cut < turns / 2 or row["tokens/sampled"] <= turns:
+        return None
+    return (
+        f"{cut:,.0f} of {turns:,.0f} replies were cut at a token limit: where that cuts off what "
+        "is graded, raise the limit (sampling.max_tokens, max_attempt_tokens, model.max_seq_len); "
+        "turns/cut counts them in each update"
+    )
 
 
 class Tally:
