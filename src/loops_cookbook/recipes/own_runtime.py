@@ -34,7 +34,8 @@ class OwnRuntime:
         await done(self._runtime.__aenter__, f"runtime: {self._spec}: opening", RunStopped)
         return self
 
-    async def __aexit__(self, _: object, error: BaseException | None, __: object) -> None:
+    async def __aexit__(self, *exc: object) -> None:
+        error = cast("BaseException | None", exc[1])
         await close(self._runtime, error, f"runtime: {self._spec}: closing", RunStopped)
 
     def open(self, task: Task[BaseModel], place: Place) -> AbstractAsyncContextManager[Lease]:
