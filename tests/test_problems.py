@@ -13,6 +13,7 @@ from loops_cookbook.problems import (
     MOST_SAID,
     MOST_SHOWN,
     BrokenRules,
+    OtherNames,
     Problem,
     dotted,
     found,
@@ -114,6 +115,18 @@ def test_a_fault_is_told_as_what_was_found_and_what_to_use(value: object, line: 
 )  # fmt: skip
 def test_an_unknown_key_is_told_with_the_one_that_was_meant(value: object, line: str) -> None:
     assert told(value) == [line]
+
+
+def test_an_unknown_key_is_told_with_the_one_that_another_name_means() -> None:
+    others = OtherNames(
+        {"mass": ("load", "weight"), "wheel": ("wheels",)}, {"motor": "a cart has none"}
+    )
+    with pytest.raises(ValidationError) as caught:
+        Cart.model_validate({"mass": 1, "motor": 2})
+    assert sorted(map(str, problems_in(caught.value, Cart, others))) == [
+        "mass: unknown key; did you mean weight?",
+        "motor: unknown key; a cart has none",
+    ]
 
 
 def test_every_fault_is_told() -> None:

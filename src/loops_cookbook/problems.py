@@ -84,12 +84,27 @@ class BrokenRules(ValueError):
         super().__init__("; ".join(map(str, self.problems)))
 
 
-def problems_in(error: Exception, model: type[BaseModel]) -> tuple[Problem, ...]:
+@dataclass(frozen=True, slots=True)
+class OtherNames:
+    """Names by which people may look for a key, beside its own."""
+
+    keys: Mapping[str, tuple[str, ...]]
+    """For each the keys that it may mean, as dotted paths; the first that the model has."""
+    sentences: Mapping[str, str]
+    """For each that means no key what to do."""
+
+
+def problems_in(
+    error: Exception,
+    model: type[BaseModel],
+    others: OtherNames = OtherNames({}, {}),
+) -> tuple[Problem, ...]:
     """Retell what `model` raised about a value: pydantic's error, or any of its validators'."""
     if not isinstance(error, ValidationError):
         what = f"{model.__name__} raised {type(error).__name__}: {error}"
         return (Problem((), f"{one_line(what)}; let it raise ValueError on a bad value"),)
-    return tuple(p for details in error.errors(include_url=False) for p in _retold(details, model))
+    told = error.errors(include_url=False)
+    return tuple(p for details in told for p in _retold(details, model, others))
 
 
 def dotted(place: Iterable[str | int]) -> str:
@@ -150,21 +165,21 @@ def shown(path: Path) -> str:
         return str(path)
 
 
-def _retold(details: ErrorDetails, model: type[BaseModel]) -> Iterator[Problem]:
+def _retold(details: ErrorDetails, model: type[BaseModel], others: OtherNames) -> Iterator[Problem]:
     place = details["loc"]
     cause = details.get("ctx", {}).get("error")
     if isinstance(cause, BrokenRules):
         yield from (replace(p, place=(*place, *p.place)) for p in cause.problems)
     else:
-        yield Problem(place, _text(details, model))
+        yield Problem(place, _text(details, model, others))
 
 
-def _text(details: ErrorDetails, model: type[BaseModel]) -> str:
+def _text(details: ErrorDetails, model: type[BaseModel], others: OtherNames) -> str:
     kind, context = details["type"], details.get("ctx", {})
     if kind == "missing":
         return _missing(details["loc"], model)
     if kind == "extra_forbidden":
-        return _unknown_key(details["loc"], model)
+        return f"unknown key{_instead(details['loc'], model, others)}"
     if kind in ("value_error", "assertion_error"):
         return one_line(str(context.get("error") or details["msg"]))
     if kind in _WANTED:
@@ -182,15 +197,20 @@ def _missing(place: tuple[str | int, ...], model: type[BaseModel]) -> str:
             return "missing; add it"
 
 
-def _unknown_key(place: tuple[str | int, ...], model: type[BaseModel]) -> str:
+def _instead(place: tuple[str | int, ...], model: type[BaseModel], others: OtherNames) -> str:
+    """What to write instead of a key that there is not."""
     *table, key = place
     known = _keys(_annotations_at(model, table))
-    elsewhere = [path for path in _every_key(model) if path[-1] == key]
+    paths = {dotted(path): path[-1] for path in _every_key(model)}
+    elsewhere = [path for path, last in paths.items() if last == key]
+    elsewhere += [path for path in others.keys.get(str(key), ()) if path in paths]
     if elsewhere:
-        return f"unknown key; did you mean {dotted(elsewhere[0])}?"
+        return f"; did you mean {elsewhere[0]}?"
+    if key in others.sentences:
+        return f"; {others.sentences[str(key)]}"
     if near := nearest(str(key), known):
-        return f"unknown key; did you mean {near}?"
-    return f"unknown key; the keys here are {', '.join(known)}" if known else "unknown key"
+        return f"; did you mean {near}?"
+    return f"; the keys here are {', '.join(known)}" if known else ""
 
 
 def _annotations_at(model: type[BaseModel], place: Iterable[str | int]) -> list[object]:

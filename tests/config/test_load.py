@@ -77,6 +77,22 @@ def test_every_fault_is_told_with_its_file_and_key(project: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("lr = 1e-5", "training.lr: unknown key; did you mean training.learning_rate?"),
+        ("max_steps = 9", "training.max_steps: unknown key; did you mean training.updates?"),
+        ("num_generations = 8", "training.num_generations: unknown key; did you mean "
+                                "training.group_size?"),
+        ("kl_coef = 0.1", "training.kl_coef: unknown key; there is no reference model, and no KL "
+                          "penalty to one; leave it out"),
+    ],
+)  # fmt: skip
+def test_a_name_of_another_trainer_is_told_as_ours(project: Path, line: str, told: str) -> None:
+    """A list of all 22 keys came, or a key that is merely spelt alike: `max_staleness`."""
+    assert refusal(f"{LEAST}[training]\n{line}\n") == [f"own/train.toml: {told}"]
+
+
 def test_a_fault_of_an_override_is_told_of_the_override(project: Path) -> None:
     assert refusal(LEAST + "[sampling]\ntop_k = -1", "training.updates=0") == [
         "--set training.updates=0: training.updates: found 0; use 1 or more",

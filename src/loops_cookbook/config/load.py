@@ -14,6 +14,7 @@ from typing import Generic, TypeAlias, TypeVar, cast
 
 from pydantic import BaseModel, ValidationError
 
+from loops_cookbook.config.elsewhere import KEYS, SENTENCES
 from loops_cookbook.config.locate import locate_config
 from loops_cookbook.config.overrides import (
     Document,
@@ -24,7 +25,7 @@ from loops_cookbook.config.overrides import (
 from loops_cookbook.config.rl import RLConfig
 from loops_cookbook.config.sft import SFTConfig
 from loops_cookbook.errors import ConfigError
-from loops_cookbook.problems import Problem, found, one_line, problems_in, shown
+from loops_cookbook.problems import OtherNames, Problem, found, one_line, problems_in, shown
 
 OptionsT = TypeVar("OptionsT", bound=BaseModel)
 AnyConfig: TypeAlias = RLConfig | SFTConfig
@@ -125,7 +126,7 @@ def load_config(
     try:
         config = schema.model_validate(document)
     except ValidationError as error:
-        problems = problems_in(error, schema)
+        problems = problems_in(error, schema, OtherNames(KEYS, SENTENCES))
         raise ConfigError(_told(problems, located.path, parsed)) from error
     return LoadedConfig(config, located.path, located.bundled, here, text, parsed)
 
