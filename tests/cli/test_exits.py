@@ -172,12 +172,24 @@ def test_a_command_works_in_another_thread() -> None:
     assert done == [True]
 
 
-def test_a_reader_that_goes_away_ends_a_command_quietly() -> None:
+PRINTS = "print('x' * 99)"
+SHOWS_AMID_TASKS = "amid_tasks(lambda: answer_console().print('x' * 99))"
+
+
+@pytest.mark.parametrize("says", [PRINTS, SHOWS_AMID_TASKS])
+def test_a_reader_that_goes_away_ends_a_command_quietly(says: str) -> None:
+    """Progress raised SystemExit in a task group, which came out as a bug, with status 70."""
     code = (
-        "import sys, typer\n"
+        "import anyio, sys, typer\n"
         "from loops_cookbook.cli.exits import guarded\n"
+        "from loops_cookbook.report.console import answer_console\n"
+        "async def in_group(say):\n"
+        "    async with anyio.create_task_group():\n"
+        "        say()\n"
+        "def amid_tasks(say):\n"
+        "    anyio.run(in_group, say)\n"
         "app = typer.Typer()\n"
-        "app.command()(guarded(lambda: [print('x' * 99) for _ in range(9999)] and None))\n"
+        f"app.command()(guarded(lambda: [{says} for _ in range(2000)] and None))\n"
         "app()"
     )
     command = [sys.executable, "-c", code]

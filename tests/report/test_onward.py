@@ -2,10 +2,12 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.report.test_evaluations import ROW
 from tests.report.test_progress import run_row
 
 from loops_cookbook.learning.datums import Datum
@@ -69,6 +71,26 @@ def test_a_run_that_is_done_names_its_policy_and_the_best(
 ) -> None:
     root = recorded(*scores, name=name)
     assert onward(root, "done", COMMAND) == told.format(root)
+
+
+@pytest.mark.parametrize(
+    ("before", "told"),
+    [
+        (0.5, "(best {0}@50: eval/held_out/reward_mean 0.400; 0.500 before the first update)"),
+        (0.3, "(best {0}@50: eval/held_out/reward_mean 0.400)"),
+    ],
+)
+def test_that_the_best_is_worse_than_the_beginning_is_said(
+    recorded: MakeRun, before: float, told: str
+) -> None:
+    """A run that had made its policy worse named the best of what it kept, and nothing else."""
+    root = recorded((50, 0.4), (60, 0.2))
+    rows = [replace(ROW, set="other", update=0, policy_version=0, reward_mean=0.9, policy=None)]
+    rows += [replace(rows[0], set="held_out", reward_mean=before)]
+    rows += [replace(rows[1], update=50, reward_mean=0.4)]
+    lines = [json.dumps(row.to_json()) + "\n" for row in rows]
+    RunFolder(root).evaluations.write_text("".join(lines))
+    assert onward(root, "done", COMMAND) == f"policy: {root}@60 {told.format(root)}"
 
 
 @pytest.mark.parametrize("status", ["failed", "stopped", "interrupted"])

@@ -14,6 +14,7 @@ import pytest
 
 from loops_cookbook.errors import EngineDied, MissingExtra, ModelError
 from loops_cookbook.learning.datums import Datum
+from loops_cookbook.services import spawn
 from loops_cookbook.services.base import AdamParams, LossSpec, SampleParams
 from loops_cookbook.services.spawn import Child, EngineOptions, child_server, local_engine
 from loops_cookbook.services.transport import Patience, open_transport
@@ -84,6 +85,25 @@ async def test_the_ready_line_says_where_it_serves_and_what_it_is(tmp_path: Path
     async with child(program, tmp_path) as started:
         assert started.url.startswith("http://127.0.0.1:")
         assert started.engine == {"device": "cpu", "parameters": 7, "scale": "0.5"}
+
+
+async def test_a_start_that_takes_long_tells_what_it_is_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A model that took a minute to load was a minute of silence."""
+    monkeypatch.setattr(spawn, "FIRST_TOLD_SECONDS", 0.01)
+    caplog.set_level("INFO")
+    program = """
+words("2026-01-01 00:00:00,000 INFO engine: loading: 1 of 2", "a warning")
+time.sleep(1)
+ready()
+time.sleep(60)"""
+    async with child(program, tmp_path) as started:
+        assert started.url
+    told = [record.getMessage() for record in caplog.records]
+    assert told
+    assert all(line.startswith("the embedded engine starts, ") for line in told)
+    assert told[-1].endswith(" s so far: loading: 1 of 2")
 
 
 async def test_the_key_is_in_the_environment_and_not_in_the_arguments(tmp_path: Path) -> None:

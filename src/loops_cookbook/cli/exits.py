@@ -96,7 +96,7 @@ def _end(error: BaseException, *, debug: bool, as_json: bool) -> NoReturn:
         status, lines = 128 + number, [interruption(number, left)]
         _say_both(lines, status, as_json=as_json)
     elif all(isinstance(cause, BrokenPipeError) for cause in causes):
-        _forget_stdout()
+        _forget_streams()
         status = PIPE_CLOSED
     elif len(ours) == len(causes):
         status = max(cause.exit_status for cause in ours)
@@ -139,6 +139,8 @@ def _say_traceback(error: BaseException) -> None:
     typer.echo("".join(traceback.format_exception(error)).rstrip(), err=True)
 
 
-def _forget_stdout() -> None:
+def _forget_streams() -> None:
     """Let what is still buffered go nowhere, or the interpreter would complain at its end."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        os.dup2(nowhere, stream.fileno())

@@ -29,8 +29,9 @@ CONFIGURED = "[compute] scope"
 """The source of a scope that the config names."""
 
 WAYS_OUT = (
-    "name a model on this machine, such as models/counting or a folder with a Hugging Face model, "
-    "to train it on the embedded engine, or set [compute] scope to a service that you have"
+    "name a model on this machine, such as models/counting or a folder with a Hugging Face model "
+    "(`hf download` with --local-dir makes one), to train it on the embedded engine, or set "
+    "[compute] scope to a service that you have"
 )
 """What to do where hosted Loops cannot be had."""
 

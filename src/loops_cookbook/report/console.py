@@ -14,14 +14,23 @@ from rich.console import Console
 _LIKE = str.maketrans({"×": "x", "→": "->", "…": "..."})
 
 
+class _Console(Console):
+    """One whose reader may leave; what that comes to is the command's business, not rich's, which
+    raises SystemExit amid the work."""
+
+    def on_broken_pipe(self) -> None:
+        """Called while the BrokenPipeError is handled."""
+        raise
+
+
 def answer_console() -> Console:
     """stdout, as it is now."""
-    return Console(file=sys.stdout, highlight=False)
+    return _Console(file=sys.stdout, highlight=False)
 
 
 def side_console() -> Console:
     """stderr, as it is now."""
-    return Console(stderr=True, highlight=False)
+    return _Console(stderr=True, highlight=False)
 
 
 def print_lines(lines: Iterable[str], warnings: Iterable[str] = ()) -> None:

@@ -1,14 +1,16 @@
 """How to go on from a run that is over, in one line: its policy by name, or what resumes it.
 
 The name of a policy is what `loops eval`, `loops export` and `model.start_from` take. A run that
-did not come to its end is resumed where it kept something: a checkpoint, or a batch.
+did not come to its end is resumed where it kept something: a checkpoint, or a batch. The best
+checkpoint may still be worse than what training began with, which is none; then that is said.
 """
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from loops_cookbook.errors import RunFolderError
-from loops_cookbook.recipes.checkpoints import CheckpointRules, best_of
-from loops_cookbook.records import RunStatus
+from loops_cookbook.recipes.checkpoints import CheckpointRules, best_of, is_better, score_of
+from loops_cookbook.records import EvaluationRow, RunStatus
 from loops_cookbook.report.words import measure
 from loops_cookbook.rundir.layout import RunFolder
 from loops_cookbook.rundir.read import open_run
@@ -26,23 +28,29 @@ def onward(root: Path, status: RunStatus, resume_command: str | None) -> str | N
         resume_command: what goes on with it; None: nothing does.
     """
     try:
-        kept = kept_checkpoints(open_run(root))
+        run = open_run(root)
+        kept, evaluations = kept_checkpoints(run), run.evaluations()
     except RunFolderError:
         return None
     if status == "done":
-        return _policy(root, kept) if kept else None
+        return _policy(root, kept, evaluations) if kept else None
     has_more = bool(kept or UpdateStore(RunFolder(root).updates).kept())
     return f"go on with: {resume_command}" if resume_command and has_more else None
 
 
-def _policy(root: Path, kept: list[CheckpointRow]) -> str:
+def _policy(root: Path, kept: list[CheckpointRow], evaluations: Iterable[EvaluationRow]) -> str:
     last = kept[-1]
     named = f"policy: {root}@{last.update}"
     is_loss = any((row.score_name or "").endswith("/loss") for row in kept)
-    best = best_of(kept, CheckpointRules(every=0, keep=1, is_loss=is_loss))
+    rules = CheckpointRules(every=0, keep=1, is_loss=is_loss)
+    best = best_of(kept, rules)
     if best is None or best.score is None:
         return named
     score = f"{best.score_name} {measure(best.score)}"
+    firsts = (score_of([row], is_loss=is_loss) for row in evaluations if row.update == 0)
+    first = next((each for each in firsts if each and each.name == best.score_name), None)
+    if first is not None and is_better(first.value, best.score, rules):
+        score += f"; {measure(first.value)} before the first update"
     if best.update == last.update:
         return f"{named} (the best: {score})"
     return f"{named} (best {root}@{best.update}: {score})"

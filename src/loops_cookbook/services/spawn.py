@@ -38,6 +38,8 @@ logger = logging.getLogger(__name__)
 
 START_SECONDS = 600.0
 """For loading a model."""
+FIRST_TOLD_SECONDS = 10.0
+"""Of a start, after which it is told how far that is; then whenever as long again has gone by."""
 SILENT_SECONDS = 60.0
 """Of an engine that hangs; a machine that is overloaded answers late."""
 END_SECONDS = 5.0
@@ -210,8 +212,7 @@ class Child:
         line = b""
         with anyio.move_on_after(seconds) as starting:
             try:
-                stream = BufferedByteReceiveStream(self._process.stdout)
-                line = await stream.receive_until(b"\n", 65536)
+                line = await self._first_line(BufferedByteReceiveStream(self._process.stdout))
             except (anyio.EndOfStream, anyio.IncompleteRead, anyio.DelimiterNotFound):
                 await self._process.wait()
         if starting.cancelled_caught:
@@ -231,6 +232,16 @@ class Child:
             ) from error
         engine = cast(dict[str, object], ready.get("engine", {}))
         self.engine = {k: v if isinstance(v, str | int) else str(v) for k, v in engine.items()}
+
+    async def _first_line(self, stream: BufferedByteReceiveStream) -> bytes:
+        """What it says once it serves; until then it is told what it is doing."""
+        waited = wait = FIRST_TOLD_SECONDS
+        while True:
+            with anyio.move_on_after(wait):
+                return await stream.receive_until(b"\n", 65536)
+            doing = self._last_said(lambda line: " INFO " in line).partition(": ")[2]
+            logger.info("the embedded engine starts, %.0f s so far: %s", waited, doing or "silent")
+            waited, wait = waited * 2, waited
 
     async def end(self, seconds: float = END_SECONDS) -> None:
         """Ask the process to end, by the end of its stdin and a signal, then make it; bounded, and
@@ -262,12 +273,16 @@ class Child:
         return f"{last} (see {self._log_path})"
 
     def _last_words(self, count: int = LAST_WORDS) -> str:
+        # What it says in passing is no reason to end.
+        return self._last_said(lambda line: " INFO " not in line, count)
+
+    def _last_said(self, counts: Callable[[str], bool], count: int = 1) -> str:
+        """The last lines of its log that count."""
         with suppress(OSError), self._log_path.open("rb") as log:
             size = log.seek(0, os.SEEK_END)
             log.seek(max(self._log_start, size - 4096))
             lines = log.read().decode(errors="replace").splitlines()
-            # What it says in passing is no reason to end.
-            said = [line.strip() for line in lines if line.strip() and " INFO " not in line]
+            said = [line.strip() for line in lines if line.strip() and counts(line)]
             return " / ".join(said[-count:])
         return ""
 
