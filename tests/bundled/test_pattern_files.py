@@ -171,3 +171,13 @@ async def test_a_shortened_history_begins_a_sequence_in_which_the_notes_are_cont
     ]
     assert trained(tried) == ["nonoNothing yet.", "a red doornoThe red one.", "that oneRed."]
     assert "Your notes so far: The red one.\nPage 5" in tried.prompts[-1]
+
+
+def test_the_page_of_all_patterns_has_each_of_them_and_the_file_to_read() -> None:
+    page = (PATTERNS.parent / "README.md").read_text(encoding="utf-8")
+    rows = [line.split("|") for line in page.splitlines() if line.startswith("| [")]
+    folders = sorted(path.parent.name for path in PATTERNS.glob("*/train.toml"))
+    assert sorted(row[1].split("[")[1].split("]")[0] for row in rows) == folders
+    for _, link, _, files, _ in rows:
+        folder = PATTERNS.parent / link.split("(")[1].split(")")[0]
+        assert all((folder / name.strip(" `")).is_file() for name in files.split(","))

@@ -46,6 +46,7 @@ DOCS = ROOT / "docs"
 GENERATED = {"cli.md", "config.md", "engines.md", "metrics.md", "modules.md"}
 PAGES = [
     ROOT / "README.md",
+    ROOT / "patterns" / "README.md",
     *(page for page in sorted(DOCS.rglob("*.md")) if page.name not in GENERATED),
 ]
 REST: dict[str, Any] = {

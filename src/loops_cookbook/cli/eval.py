@@ -71,7 +71,10 @@ def evaluate(
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Evaluate, without training: checkpoints on the sets of a config; two are compared."""
+    """Evaluate checkpoints on the sets of a config, without training.
+
+    Two are compared.
+    """
     loaded = load_config(config, set_ or [])
     environment = read_environment(loaded.directory, env_file=env_file)
     environment.apply()

@@ -12,7 +12,7 @@ _SENTENCE_END = re.compile(r"(?<=[.!?])\s")
 
 
 def examples(debug: DebugOption = False) -> None:
-    """List what is bundled, one line each; `loops init DIR --example NAME` copies one."""
+    """List what is bundled: `loops init DIR --example NAME` copies it."""
     root = bundled_root()
     lines = [(str(config), described(root / config)) for config in bundled_configs()]
     width = max((len(config) for config, _ in lines), default=0)

@@ -32,7 +32,10 @@ def export(
     ] = False,
     debug: DebugOption = False,
 ) -> None:
-    """Write a checkpoint as a PEFT adapter, or as a whole Hugging Face model."""
+    """Write a checkpoint as a PEFT adapter, or as a whole model.
+
+    Either is as Hugging Face libraries read it.
+    """
     with leaving("nothing was written; run it again"):
         exported = write(checkpoint, out, merged=merged)
     typer.echo(_told(exported), err=True)

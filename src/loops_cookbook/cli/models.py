@@ -35,7 +35,7 @@ def models(
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """List the models that can be trained on this machine, or fetch one."""
+    """List what can be trained on this machine, or fetch a model."""
     words = words or []
     if words and words[0] == FETCH:
         _fetch(words[1:], as_json)

@@ -66,7 +66,10 @@ def run(
     debug: DebugOption = False,
     resume: ResumeOption = None,
 ) -> None:
-    """Train: on what an agent does, or on conversations, as the config's recipe says."""
+    """Train on what an agent does, or on conversations.
+
+    The config's recipe says which of the two.
+    """
     loaded = load_config(config, set_ or [])
     environment = read_environment(loaded.directory, env_file=env_file)
     environment.apply()
