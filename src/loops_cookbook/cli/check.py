@@ -13,6 +13,7 @@ from loops_cookbook.cli.options import (
     ScopeOption,
     SetOption,
 )
+from loops_cookbook.cli.reading import tell_reading
 from loops_cookbook.config.environment import read_environment
 from loops_cookbook.config.load import load_config
 from loops_cookbook.recipes.check import CheckReport, check_report
@@ -36,6 +37,7 @@ def check(
     loaded = load_config(config, set_ or [])
     environment = read_environment(loaded.directory, env_file=env_file)
     environment.apply()
+    tell_reading(loaded)
     with stdout_kept_for_the_answer():
         plan = plan_config(loaded, environment, os.environ, scope)
         require_trackers(plan.config.output)

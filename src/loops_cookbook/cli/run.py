@@ -16,6 +16,7 @@ from loops_cookbook.cli.options import (
     ScopeOption,
     SetOption,
 )
+from loops_cookbook.cli.reading import tell_reading
 from loops_cookbook.cli.resuming import (
     Resumed,
     ResumeOption,
@@ -73,6 +74,7 @@ def run(
     loaded = load_config(config, set_ or [])
     environment = read_environment(loaded.directory, env_file=env_file)
     environment.apply()
+    tell_reading(loaded)
     with stdout_kept_for_the_answer():
         plan = plan_config(loaded, environment, os.environ, scope)
         require_trackers(plan.config.output)
