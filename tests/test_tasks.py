@@ -130,6 +130,12 @@ def test_a_file_that_is_not_there_is_named(folder: Path) -> None:
         load_tasks(folder / "none.jsonl", Sum)
 
 
+def test_a_file_that_is_called_almost_like_it_is_named(folder: Path) -> None:
+    (folder / "tasks.jsonl").write_text("{}")
+    with pytest.raises(TaskFileError, match=r"no such tasks file; did you mean tasks\.jsonl\?$"):
+        load_tasks(folder / "task.jsonl", Sum)
+
+
 def test_a_folder_is_no_tasks_file(folder: Path) -> None:
     with pytest.raises(TaskFileError, match="cannot be read as a tasks file"):
         load_tasks(folder, Sum)

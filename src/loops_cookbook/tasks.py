@@ -14,7 +14,7 @@ from typing import Generic, Literal, NoReturn, TypeVar
 from pydantic import BaseModel
 
 from loops_cookbook.errors import TaskFileError
-from loops_cookbook.problems import found, one_line, problems_in, shown
+from loops_cookbook.problems import found, nearest, one_line, problems_in, shown
 
 TaskT = TypeVar("TaskT", bound=BaseModel, covariant=True)
 ValueT = TypeVar("ValueT", bound=BaseModel)
@@ -87,9 +87,9 @@ def _lines(path: Path, kind: str) -> Iterator[tuple[int, bytes]]:
     try:
         content = path.read_bytes()
     except FileNotFoundError as error:
-        raise TaskFileError(
-            f"{shown(path)}: no such {kind} file; write one JSON object a line there"
-        ) from error
+        near = nearest(path.name, (each.name for each in path.parent.glob("*.jsonl")))
+        instead = f"did you mean {near}?" if near else "write one JSON object a line there"
+        raise TaskFileError(f"{shown(path)}: no such {kind} file; {instead}") from error
     except OSError as error:
         reason = error.strerror or str(error)
         raise TaskFileError(f"{shown(path)}: cannot be read as a {kind} file: {reason}") from error

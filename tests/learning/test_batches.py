@@ -261,6 +261,16 @@ def test_the_message_tells_of_the_commonest_way_to_be_lost_in_its_own_words() ->
         add(batcher, lost(1, "OSError", "run: OSError: 1", "run: OSError: 2"))
 
 
+def test_attempts_that_never_asked_the_model_are_told_what_to_look_for() -> None:
+    """A call of generate() that is not awaited was told as attempts that said nothing."""
+    silent = tuple(
+        replace(attempt, reward=None, discarded=Discarded(Fate.NO_REPLY, "it said nothing"))
+        for attempt in flat(0).attempts
+    )
+    with pytest.raises(NoLearningSignal, match=r"it said nothing; see that run\(\) calls generate"):
+        add(Batcher(1, max_consecutive_unusable=1), replace(flat(0), attempts=silent))
+
+
 def broken(serial: int, exception: str = "KeyError", place: str = "episode.py:3 in run") -> Group:
     """A group of which every attempt failed by one line of code."""
     whole = group(None, None, serial=serial)

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from loops_cookbook.attempts import Attempt, Discarded, Group, Rejection
+from loops_cookbook.attempts import Attempt, Discarded, Fate, Group, Rejection
 from loops_cookbook.errors import (
     ClockRanOut,
     NoLearningSignal,
@@ -284,6 +284,8 @@ def _why_nothing_is_learnt(row: Sequence[_Unusable]) -> str:
     if lost:
         fates = Counter(discarded.fate.value for discarded in lost)
         parts.append(f"attempts without a reward: {_told(fates)}, {_commonest(lost)}")
+        if fates.keys() == {Fate.NO_REPLY.value}:
+            parts.append("see that run() calls generate() of its model, and awaits it")
     if cut := sum(each.cut_turns for each in row):
         turns = sum(each.turns for each in row)
         parts.append(f"{cut} of {turns} replies were cut at a token limit: see sampling.max_tokens")
