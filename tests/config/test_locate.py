@@ -167,3 +167,11 @@ def test_a_fetched_model_is_found_by_its_name_unless_the_project_has_a_folder_of
 def test_a_message_names_the_place_of_the_name(project: Path) -> None:
     with pytest.raises(ModelError, match=r"^MODEL: no model './mine'"):
         resolve_model("./mine", project, working_directory=project, key="MODEL")
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("own/trian.toml", "own/train.toml"), ("counting", "examples/counting/train.toml")],
+)
+def test_a_config_that_is_called_almost_so_is_named(project: Path, name: str, meant: str) -> None:
+    assert refusal(name, project).endswith(f"{meant}?")

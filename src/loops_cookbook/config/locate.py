@@ -58,7 +58,9 @@ def locate_config(name: str | Path, *, working_directory: Path | None = None) ->
     if path.is_dir():
         raise ConfigError(f"{shown(path)}: is a folder; name the config in it{_one_in(path)}")
     if not _could_be_bundled(name):
-        raise ConfigError(f"{name}: no such config; looked in {here}")
+        near = _meant(path)
+        instead = f"; did you mean {near}?" if near else ""
+        raise ConfigError(f"{name}: no such config; looked in {here}{instead}")
     root = bundled_root()
     if (root / name).is_file():
         return Located(_absolute(root / name), bundled=True)
@@ -120,6 +122,14 @@ def _absolute(path: Path) -> Path:
 def _one_in(directory: Path) -> str:
     config = directory / "train.toml"
     return f", such as {shown(config)}" if config.is_file() else ""
+
+
+def _meant(path: Path) -> str | None:
+    """A config of almost that name beside where it was looked for, or the bundled one in a folder
+    of exactly that name."""
+    if near := nearest(path.name, (each.name for each in path.parent.glob("*.toml"))):
+        return shown(path.with_name(near))
+    return next((str(each) for each in bundled_configs() if each.parent.name == path.name), None)
 
 
 def _could_be_bundled(name: str | Path) -> bool:
