@@ -285,9 +285,9 @@ class Transport:
             if spent + decision.pause > self._patience.seconds or (
                 kind == "chat" and _outlasts_the_caller(decision.pause)
             ):
+                tried = "once" if tries == 1 else f"{tries} times in {spent:.0f} s"
                 raise ServiceUnavailable(
-                    f"{what} (tried {tries} times in {spent:.0f} s): see whether the service "
-                    "runs, then resume"
+                    f"{what} (tried {tried}): see whether the service runs, then resume"
                 )
             if self._on_retry is not None:
                 self._on_retry(what)
