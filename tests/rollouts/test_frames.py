@@ -1,13 +1,15 @@
 import json
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import anyio
 import pytest
 
 from loops_cookbook.rollouts import frames
-from loops_cookbook.rollouts.frames import raised_at, runs_at, users_line, waits_at
+from loops_cookbook.rollouts.frames import held_at, raised_at, runs_at, users_line, waits_at
+from loops_cookbook.rollouts.watchdog import mostly_at
 from loops_cookbook.tokens import ids_of
 
 HERE = "tests/rollouts/test_frames.py"
@@ -105,3 +107,20 @@ def test_a_thread_that_is_in_no_users_code_is_at_no_line_of_theirs() -> None:
     assert told is None
     assert users_line(None) is None
     assert str(users_line(sys._getframe())).startswith(f"{HERE}:")
+
+
+def test_a_thread_is_held_by_a_user_where_no_code_of_ours_is_further_in() -> None:
+    def told(_: str) -> str | None:
+        return held_at(sys._getframe().f_back)
+
+    class Lines(list[str | None]):
+        def __iter__(self) -> Iterator[str | None]:
+            noted.append(told(""))  # asked by a library, for this line
+            noted.append(held_at(sys._getframe().f_back))  # asked by our module, which iterates
+            return iter(())
+
+    noted: list[str | None] = []
+    assert str(json.loads("0", parse_int=told)).startswith(HERE)
+    mostly_at(Lines())
+    assert str(noted[0]).startswith(HERE)
+    assert noted[1] is None

@@ -11,7 +11,7 @@ import pytest
 from anyio.lowlevel import checkpoint
 
 from loops_cookbook.errors import EventLoopBlocked
-from loops_cookbook.rollouts.watchdog import watch_event_loop
+from loops_cookbook.rollouts.watchdog import MANY, mostly_at, watch_event_loop
 
 
 @pytest.fixture
@@ -146,3 +146,29 @@ async def test_what_the_block_raises_comes_out_as_itself() -> None:
     with pytest.raises(LookupError, match="mine"):
         async with watch_event_loop(bound_seconds=60):
             raise LookupError("mine")
+
+
+def test_short_blocks_that_come_again_and_again_are_named_once(tmp_path: Path) -> None:
+    """`time.sleep(0.2)` in an agent made a run twenty times as slow, and nothing was said: each
+    block was too short, and each the step of another attempt."""
+    block = """for _ in range(12):
+                time.sleep(0.02)
+                await anyio.sleep(0.001)"""
+    ended = run(tmp_path, block, times=8)
+    assert ended.stdout == "done\n"
+    (line,) = [line for line in ended.stderr.splitlines() if "does not await" in line]
+    assert "for half of the last 1 s the event loop ran code" in line
+    assert "/episode.py:9 in grade: all attempts wait meanwhile" in line
+
+
+def test_attempts_that_await_are_not_named(tmp_path: Path) -> None:
+    ended = run(tmp_path, "await anyio.sleep(1.3)", times=8)
+    assert ended.stdout == "done\n"
+    assert "does not await" not in ended.stderr
+
+
+def test_what_mostly_holds_the_loop_is_the_commonest_line_of_half_the_looks() -> None:
+    assert mostly_at(["a", "b", "b", None, None, None]) == "b"
+    assert mostly_at(["a", "b", "b", None, None, None, None]) is None
+    assert mostly_at([None] * MANY) is None
+    assert mostly_at([]) is None

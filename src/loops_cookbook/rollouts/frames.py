@@ -49,6 +49,17 @@ def users_line(frame: FrameType | None) -> str | None:
     return _told(next((each for each in _of_frame(frame) if _is_users(each[0].co_filename)), None))
 
 
+def held_at(frame: FrameType | None) -> str | None:
+    """Where a user's code, or a library that it called, holds a running thread; None where this
+    package's own code does."""
+    for each in _of_frame(frame):
+        if _is_users(each[0].co_filename):
+            return _told(each)
+        if each[0].co_filename.startswith(_PACKAGE):
+            return None
+    return None
+
+
 def _users(frames: Iterable[tuple[CodeType, int]]) -> str | None:
     """The innermost line of a user's code, else the innermost of all; frames from inside out."""
     stack = list(frames)

@@ -8,6 +8,10 @@ released as always, if the loop comes back within `grace_seconds`, else at once 
 stderr and exit status 1, for nothing in the process can take the loop from a coroutine; what the
 run held is in its ledger.
 
+Short blocks that come again and again make a run slow, and none of them is long enough to be named.
+So at each tick the line of a user's code that runs then is noted, and where that is so in half of
+the last `MANY` ticks, the commonest one is logged, once.
+
 C code that never lets go of the interpreter (a regular expression gone wild, `5**5**5**5**5`) holds
 up the thread as well. For that there is a timer of the process's own CPU time, whose signal such
 code does look at.
@@ -20,7 +24,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections import Counter, deque
+from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import asynccontextmanager
 from types import FrameType
 from typing import NoReturn
@@ -28,7 +33,7 @@ from typing import NoReturn
 import anyio
 
 from loops_cookbook.errors import EventLoopBlocked
-from loops_cookbook.rollouts.frames import runs_at
+from loops_cookbook.rollouts.frames import held_at, runs_at
 from loops_cookbook.rollouts.keeper import open_group
 
 logger = logging.getLogger(__name__)
@@ -37,6 +42,20 @@ GRACE_SECONDS = 10.0
 """How long the loop may take to come back before the process ends."""
 LAST_WORDS_SECONDS = 5.0
 """How long whoever is told of that end may take."""
+MANY = 40
+"""Ticks, of a quarter of the lag each, that tell what mostly holds the loop."""
+
+
+def mostly_at(seen: Collection[str | None]) -> str | None:
+    """The commonest line of a user's code, where such code ran in half of the looks, or more.
+
+    Args:
+        seen: the line at each look; None where no code of a user's ran.
+    """
+    lines = Counter(line for line in seen if line is not None)
+    if 2 * lines.total() < max(len(seen), 1):
+        return None
+    return lines.most_common(1)[0][0]
 
 
 @asynccontextmanager
@@ -91,6 +110,8 @@ class _Watch:
         self._backstop = _Backstop(bound + grace, on_end)
         self._is_over = threading.Event()
         self._verdict: str | None = None
+        self._seen: deque[str | None] | None = deque(maxlen=MANY)
+        """The user's line at each of the last ticks; None once it is told what mostly runs."""
         # A run that is cancelled still releases what it holds, and its loop still turns.
         self._beating = anyio.CancelScope(shield=True)
 
@@ -114,6 +135,7 @@ class _Watch:
         seen, step = -1, None
         blocked, is_named = 0.0, False
         while not self._is_over.wait(self._tick):
+            self._look_at_users()
             if seen != self._beats:
                 if is_named:
                     logger.warning("the event loop turns again")
@@ -132,6 +154,20 @@ class _Watch:
                 logger.error("%s; no clock is that long: the run ends", self._verdict)
             if blocked >= self._bound + self._grace:
                 _end_process(self._blocked(blocked), self._on_end)
+
+    def _look_at_users(self) -> None:
+        """Note which line of a user's code runs, and tell once where that is so too often."""
+        if self._seen is None:
+            return
+        self._seen.append(None if self._step() is None else held_at(self._frame()))
+        if len(self._seen) == MANY and (line := mostly_at(self._seen)) is not None:
+            self._seen = None
+            logger.warning(
+                "for half of the last %.0f s the event loop ran code that does not await, mostly "
+                "at %s: all attempts wait meanwhile; await there, or give heavy work to compute()",
+                MANY * self._tick,
+                line,
+            )
 
     def _step(self) -> FrameType | None:
         """What holds the loop: the frame of the coroutine that it runs, which is alive as long as
