@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -336,10 +337,10 @@ def require_resumes(project: Project, end: End) -> None:
     assert resumed.status == 0, resumed.err
     assert [row.update for row in resumed.run.steps()] == list(range(1, updates + 1))
     resumed.require_whole()
-    trained = [row for row in resumed.run.rollouts() if row.fate == "trained"]
-    groups = [row for row in resumed.run.groups() if row.usable]
-    assert len(groups) == 2 * updates
-    assert len(trained) == 2 * 4 * updates
+    # A group that was cut on its way into a batch has a row, and another once it is made again.
+    trained = Counter(row.group for row in resumed.run.rollouts() if row.fate == "trained")
+    assert len(trained) == 2 * updates
+    assert set(trained.values()) == {4}
 
 
 def test_one_signal_is_enough_for_code_that_ignores_it(project: Project) -> None:
