@@ -33,6 +33,11 @@ class Clock(Protocol):
         ...
 
 
+STRAY = (
+    "CancelledError was raised though nothing was cancelled: a cancelled future or task was awaited"
+)
+"""What to say of a stray one."""
+
 _clock: ContextVar[Clock | None] = ContextVar("clock", default=None)
 
 
@@ -46,6 +51,11 @@ def cuts_at() -> float:
     clock = _clock.get()
     scope = anyio.current_effective_deadline()
     return min(scope, math.inf if clock is None else clock.cuts_at)
+
+
+def is_cancelled() -> bool:
+    """Whether the code that asks is being cancelled; where not, a CancelledError is a stray one."""
+    return anyio.current_effective_deadline() == -math.inf
 
 
 @asynccontextmanager

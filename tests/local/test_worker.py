@@ -289,23 +289,15 @@ class TestSamplesThatFail:
             with pytest.raises(BadRequest, match="the prompt is too long"):
                 await bench.worker.sample(SampleJob([1, 2], 1, 1), 0)
 
-    async def test_a_fault_of_the_engine_itself_ends_those_under_way_and_not_the_worker(
-        self,
+    @pytest.mark.parametrize("fault", ["broken", "is_full"])
+    async def test_a_fault_of_the_engine_itself_ends_those_it_concerns_and_not_the_worker(
+        self, fault: str
     ) -> None:
-        bench = Bench(ScriptedEngine(broken=True))
+        """One at taking a sample ended the worker, and the server went on saying it was well."""
+        bench = Bench(ScriptedEngine(**{fault: True}))
         async with bench.running():
             await bench.draw(1)
-            bench.engine.broken = False
-            await bench.draw(2)
-        assert isinstance(bench.got[1], MemoryError)
-        assert bench.got[2] == [completion(2)]
-
-    async def test_a_fault_at_taking_one_ends_that_one_and_not_the_worker(self) -> None:
-        """The worker ended, and the server went on saying that it was well while nothing ran."""
-        bench = Bench(ScriptedEngine(is_full=True))
-        async with bench.running():
-            await bench.draw(1)
-            bench.engine.is_full = False
+            setattr(bench.engine, fault, False)
             await bench.draw(2)
         assert isinstance(bench.got[1], MemoryError)
         assert bench.got[2] == [completion(2)]

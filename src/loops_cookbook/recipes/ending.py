@@ -57,9 +57,8 @@ class Ending:
 
         def on_stuck(jobs: Sequence[str]) -> None:
             status, reason = self._told
-            why = (
-                [reason] if reason and status != "interrupted" else []
-            )  # of a signal the command tells
+            # Of a signal the command tells.
+            why = [reason] if reason and status != "interrupted" else []
             end_process(status, [*why, _without(jobs)])
 
         return on_stuck

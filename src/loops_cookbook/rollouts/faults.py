@@ -8,12 +8,12 @@ that user code raises although nobody cancelled it, as awaiting a cancelled futu
 like any other; let through, it would end the run without a word.
 """
 
-import math
 from collections.abc import Awaitable, Callable
 from typing import TypeVar, cast
 
 import anyio
 
+from loops_cookbook.clock import STRAY, is_cancelled
 from loops_cookbook.errors import LoopsError
 from loops_cookbook.problems import MOST_SAID, one_line, said
 from loops_cookbook.rollouts.frames import raised_at
@@ -43,12 +43,9 @@ async def caught(step: Callable[[], Awaitable[T]]) -> T | Exception:
     except Exception as error:
         return _alone(error)
     except anyio.get_cancelled_exc_class() as cancelled:
-        if anyio.current_effective_deadline() == -math.inf:
+        if is_cancelled():
             raise
-        fault = StrayCancellation(
-            "CancelledError was raised though nothing was cancelled: a cancelled future or task "
-            "was awaited"
-        )
+        fault = StrayCancellation(STRAY)
         return fault.with_traceback(cancelled.__traceback__)
     except BaseException as error:  # what is meant to end a process; reported as the try's fault
         passing = _passing(error)

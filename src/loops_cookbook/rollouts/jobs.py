@@ -2,16 +2,16 @@
 
 A job is under one clock at a time, that of its phase, and under its hard deadline. Both count the
 seconds that it works, and not those that it waits for a slot, or for other room that it shares with
-others (`clock`). The clock cuts a `Block`; where that
-takes no notice it is reminded, until the hard deadline passes and the job is left behind as a
-stray. No clock is a timer of its own: a `Timer` tells the Keeper when there is something to do.
+others (`clock`). The clock cuts a `Block`; where that takes no notice it is reminded, until the
+hard deadline passes and the job is left behind as a stray. No clock is a timer of its own: a
+`Timer` tells the Keeper when there is something to do.
 """
 
 import logging
 import math
 from collections.abc import Callable, Coroutine, Generator
-from contextlib import contextmanager
-from typing import TypeAlias
+from contextlib import AbstractContextManager, contextmanager
+from typing import Literal, TypeAlias
 
 import anyio
 
@@ -24,6 +24,9 @@ logger = logging.getLogger(__name__)
 
 Work: TypeAlias = Callable[[], Coroutine[object, object, None]]
 """What a job does."""
+
+
+_Part: TypeAlias = Literal["queues", "waits", "served"]
 
 
 class Timer:
@@ -50,7 +53,8 @@ class Timer:
         self._seconds = seconds
         self._stood = 0.0
         self._still_since: float | None = None
-        self._queues = self._waits = self._served = 0
+        self._parts: dict[_Part, int] = {"queues": 0, "waits": 0, "served": 0}
+        """How many parts of the job do what decides whether it stands still."""
 
     @property
     def at(self) -> float:
@@ -80,38 +84,17 @@ class Timer:
         """The hard deadline does not run until it is started."""
         self._hard_at = math.inf
 
-    @contextmanager
-    def standing_still(self, now: float) -> Generator[None]:
+    def standing_still(self, now: float) -> AbstractContextManager[None]:
         """It stands still within the block, which begins now: the job waits for a slot."""
-        self._queues += 1
-        self._turn(now)
-        try:
-            yield
-        finally:
-            self._queues -= 1
-            self._turn(self.now())
+        return self._part("queues", now)
 
-    @contextmanager
-    def waiting(self) -> Generator[None]:
+    def waiting(self) -> AbstractContextManager[None]:
         """It stands still within the block, but while a part of the job is `served`."""
-        self._waits += 1
-        self._turn(self.now())
-        try:
-            yield
-        finally:
-            self._waits -= 1
-            self._turn(self.now())
+        return self._part("waits", self.now())
 
-    @contextmanager
-    def served(self) -> Generator[None]:
+    def served(self) -> AbstractContextManager[None]:
         """Within the block a part of the job has the room that others of it may wait for."""
-        self._served += 1
-        self._turn(self.now())
-        try:
-            yield
-        finally:
-            self._served -= 1
-            self._turn(self.now())
+        return self._part("served", self.now())
 
     def begin_clock(self, block: Block, cut_at: float) -> None:
         """Cut this block then, or by as much later as it stands still."""
@@ -138,9 +121,20 @@ class Timer:
         """A moment of its own time, as things stand."""
         return own + self._stood if self._still_since is None else math.inf
 
+    @contextmanager
+    def _part(self, does: _Part, now: float) -> Generator[None]:
+        self._parts[does] += 1
+        self._turn(now)
+        try:
+            yield
+        finally:
+            self._parts[does] -= 1
+            self._turn(self.now())
+
     def _turn(self, now: float) -> None:
         """Stand still, or go on, as it should."""
-        is_still = self._queues > 0 or (self._waits > 0 and self._served == 0)
+        parts = self._parts
+        is_still = parts["queues"] > 0 or (parts["waits"] > 0 and parts["served"] == 0)
         if is_still and self._still_since is None:
             self._still_since = now
         elif not is_still and self._still_since is not None:

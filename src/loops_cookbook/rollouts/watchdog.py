@@ -141,7 +141,7 @@ class _Watch:
                     logger.warning("the event loop turns again")
                 seen, step, blocked, is_named = self._beats, None, 0.0, False
                 continue
-            running = self._step()
+            running = _step(self._frame())
             if running is not step:
                 step, blocked, is_named = running, 0.0, False
                 self._backstop.count_anew()
@@ -159,7 +159,8 @@ class _Watch:
         """Note which line of a user's code runs, and tell once where that is so too often."""
         if self._seen is None:
             return
-        self._seen.append(None if self._step() is None else held_at(self._frame()))
+        frame = self._frame()
+        self._seen.append(None if _step(frame) is None else held_at(frame))
         if len(self._seen) == MANY and (line := mostly_at(self._seen)) is not None:
             self._seen = None
             logger.warning(
@@ -169,22 +170,23 @@ class _Watch:
                 line,
             )
 
-    def _step(self) -> FrameType | None:
-        """What holds the loop: the frame of the coroutine that it runs, which is alive as long as
-        it is looked at, so that no other has its identity; None between two of them."""
-        frame, step = self._frame(), None
-        while frame is not None:
-            if frame.f_code.co_flags & inspect.CO_COROUTINE:
-                step = frame
-            frame = frame.f_back
-        return step
-
     def _frame(self) -> FrameType | None:
         # The documented way to another thread's frame, in spite of its name.
         return sys._current_frames().get(self._loop_thread)  # pyright: ignore[reportPrivateUsage]
 
     def _blocked(self, seconds: float) -> str:
         return _sentence(self._frame(), seconds)
+
+
+def _step(frame: FrameType | None) -> FrameType | None:
+    """What holds the loop: the frame of the coroutine that it runs, which is alive as long as it is
+    looked at, so that no other has its identity; None between two of them."""
+    step = None
+    while frame is not None:
+        if frame.f_code.co_flags & inspect.CO_COROUTINE:
+            step = frame
+        frame = frame.f_back
+    return step
 
 
 class _Backstop:

@@ -12,7 +12,6 @@ ready. Where prompts are made in worker threads, callers become ready one by one
 should wait behind that work.
 """
 
-import math
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self, cast
@@ -21,6 +20,7 @@ import anyio
 import anyio.abc
 import anyio.lowlevel
 
+from loops_cookbook.clock import STRAY, is_cancelled
 from loops_cookbook.errors import ServiceRefused, ServiceUnavailable
 from loops_cookbook.problems import found
 from loops_cookbook.services.base import SampleParams, Sampler
@@ -144,12 +144,10 @@ class GatheringSampler:
         except Exception as error:  # the callers', not ours: each of them gets it
             outcome = error
         except anyio.get_cancelled_exc_class():
-            if anyio.current_effective_deadline() == -math.inf:
+            if is_cancelled():
                 raise
-            outcome = ServiceUnavailable(  # let through, it would cancel the group, and the run
-                "a sampler raised CancelledError though nothing was cancelled: a cancelled future "
-                "or task was awaited"
-            )
+            # Let through, it would cancel the group, and the run.
+            outcome = ServiceUnavailable(f"a sampler: {STRAY}")
         finally:
             self._close(request)
             _deal(outcome, calls)
