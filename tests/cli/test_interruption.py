@@ -70,7 +70,7 @@ async def test_what_is_waited_for_is_said_at_once(tmp_path: Path, holding: int, 
     ("how", "told"),
     [
         (None, "nothing had begun"),
-        (closing(), "it kept nothing to go on from; what it did is in runs/x/1"),
+        (closing(), "it kept no update; what it did is in runs/x/1"),
         (
             closing(onward="go on with: loops run t.toml --resume runs/x/1"),
             "what it did is in runs/x/1; go on with: loops run t.toml --resume runs/x/1",
@@ -99,7 +99,7 @@ def test_a_run_that_is_left_is_recorded_as_interrupted(
     interruption(tmp_path, notebook).last_words(signal.SIGINT)
     assert notebook.ended == [("interrupted", {"attempts/started": 8}, SIGNALLED)]
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("loops: interrupted: it kept nothing to go on from; ")
+    assert line.startswith("loops: interrupted: it kept no update; ")
 
 
 def test_a_run_whose_end_is_told_is_not_told_again(tmp_path: Path) -> None:
@@ -131,6 +131,6 @@ def test_an_end_in_order_says_the_same_once(
     made = interruption(tmp_path, Notebook())
     error = made.exception(signal.SIGTERM)
     assert isinstance(error, Terminated)
-    assert str(error).startswith("it kept nothing to go on from; ")
+    assert str(error).startswith("it kept no update; ")
     made.tell(signal.SIGTERM, [])  # as at the end of the time for what comes after
     assert capsys.readouterr().err == ""

@@ -103,7 +103,7 @@ def left(closing: Closing | None, folder: RunFolder) -> str:
     if closing.status == "done":
         return f"the run had come to its end; it is in {where}"
     if closing.onward is None:
-        return f"it kept nothing to go on from; what it did is in {where}"
+        return f"it kept no update; what it did is in {where}"
     return f"what it did is in {where}; {closing.onward}"
 
 
