@@ -106,7 +106,7 @@ def test_a_run_whose_end_is_told_is_not_told_again(tmp_path: Path) -> None:
     notebook = Notebook()
     made = interruption(tmp_path, notebook)
     assert made.ending is not None
-    made.ending.tell("done", {})
+    made.ending.tell("done")
     made.last_words(signal.SIGINT)
     assert [status for status, *_ in notebook.ended] == ["done"]
 

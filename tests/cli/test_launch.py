@@ -12,8 +12,8 @@ import pytest
 from loops_cookbook.cli.launch import launched
 from loops_cookbook.config.environment import read_environment
 from loops_cookbook.config.load import load_config
+from loops_cookbook.recipes.frame import Surroundings
 from loops_cookbook.recipes.plans import plan_config
-from loops_cookbook.recipes.rl import Surroundings
 from loops_cookbook.records import Recorder
 from loops_cookbook.report.console import answer_console, side_console
 from loops_cookbook.report.progress import Progress

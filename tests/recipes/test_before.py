@@ -20,7 +20,7 @@ from loops_cookbook.cli.resuming import Resumed
 from loops_cookbook.recipes.before import Before, before
 from loops_cookbook.recipes.memory import Memory
 from loops_cookbook.recipes.plan import Plan
-from loops_cookbook.recipes.rl import Surroundings, run_rl
+from loops_cookbook.recipes.rl import run_rl
 from loops_cookbook.recipes.sft import run_sft
 from loops_cookbook.recipes.sft_plan import SFTPlan
 from loops_cookbook.rundir.layout import RunFolder, new_run_folder
@@ -100,7 +100,7 @@ async def carry_out(
                 memory = resumed.remember(memory, past)
                 row = resumed.row(row, at=1.0, update=past.update)
             opened = opener(server, folder, before(memory))
-            await run_rl(plan, opened, writer, row, Surroundings(memory=memory))
+            await run_rl(plan, opened, writer, row, None, memory)
     return open_run(folder.root)
 
 

@@ -17,7 +17,7 @@ from loops_cookbook.errors import LoopsError, ServiceUnavailable
 from loops_cookbook.recipes.before import Before, before
 from loops_cookbook.recipes.memory import Memory
 from loops_cookbook.recipes.plan import Plan
-from loops_cookbook.recipes.rl import Surroundings, run_rl
+from loops_cookbook.recipes.rl import run_rl
 from loops_cookbook.recipes.sft import run_sft
 from loops_cookbook.rundir.layout import RunFolder, new_run_folder
 from loops_cookbook.rundir.past import Past, read_past
@@ -73,7 +73,7 @@ async def keep_on(
             past = read_past(resumed.run, group_size=plan.config.training.group_size)
             memory, row = resumed.remember(memory, past), resumed.row(row, at=1.0, update=0)
         opened = opening(before(memory))
-        await run_rl(plan, opened, writer, row, Surroundings(memory=memory))
+        await run_rl(plan, opened, writer, row, None, memory)
     return open_run(folder.root)
 
 

@@ -30,7 +30,7 @@ from loops_cookbook.recipes.resume import (
     find_unfinished,
     require_same,
 )
-from loops_cookbook.recipes.rl import Surroundings, run_rl
+from loops_cookbook.recipes.rl import run_rl
 from loops_cookbook.recipes.sft import run_sft
 from loops_cookbook.recipes.sft_plan import SFTPlan
 from loops_cookbook.records import RolloutRow, RunRow
@@ -230,7 +230,7 @@ async def carry_out(
         else:
             past = read_past(then, group_size=GROUP_SIZE) if is_resumed else None
             memory = Memory[Past](savepoints, past, life)
-            await run_rl(plan, Opened, writer, row, Surroundings(memory=memory))
+            await run_rl(plan, Opened, writer, row, None, memory)
     return Ended(open_run(folder.root), service.weights)
 
 

@@ -25,8 +25,9 @@ from loops_cookbook.errors import (
     ServiceUnavailable,
 )
 from loops_cookbook.recipes.ending import Ending
+from loops_cookbook.recipes.frame import Surroundings
 from loops_cookbook.recipes.plan import AnyTask, Plan
-from loops_cookbook.recipes.rl import Surroundings, run_rl
+from loops_cookbook.recipes.rl import run_rl
 from loops_cookbook.records import (
     RunRow,
     RunStatus,

@@ -2,16 +2,14 @@
 
 import json
 import os
-import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from itertools import combinations
 from typing import Annotated
 
 import typer
 
-from loops_cookbook.cli.launch import launched
+from loops_cookbook.cli.launch import launched, row_of
 from loops_cookbook.cli.options import (
     ConfigArgument,
     DebugOption,
@@ -34,21 +32,18 @@ from loops_cookbook.recipes.evaluate import (
     plan_evaluation,
     run_evaluation,
 )
-from loops_cookbook.recipes.launch import open_service, require_service, with_judges
-from loops_cookbook.recipes.plan import Plan
+from loops_cookbook.recipes.frame import Surroundings
+from loops_cookbook.recipes.launch import equipped, open_service, require_service
 from loops_cookbook.recipes.plans import AnyPlan
-from loops_cookbook.recipes.rl import Surroundings
-from loops_cookbook.recipes.sandboxes import open_sandboxes, require_sandboxes
 from loops_cookbook.recipes.sft_check import sft_warnings
-from loops_cookbook.recipes.sft_plan import HELD_OUT, SFTPlan
+from loops_cookbook.recipes.sft_plan import SFTPlan
 from loops_cookbook.recipes.start import Start, find_start, place_checkpoint, start_of
-from loops_cookbook.records import Recorder, RunRow
+from loops_cookbook.records import Recorder
 from loops_cookbook.report.console import print_lines, side_console, stdout_kept_for_the_answer
 from loops_cookbook.report.evaluations import evaluation_lines
 from loops_cookbook.report.progress import Progress
 from loops_cookbook.rundir.layout import RunFolder, new_run_folder
 from loops_cookbook.rundir.read import open_run
-from loops_cookbook.rundir.write import versions
 from loops_cookbook.services.base import Service
 
 
@@ -82,8 +77,6 @@ def evaluate(
         plan = plan_evaluation(loaded, environment, os.environ, scope)
         candidates = candidates_of(plan, checkpoint or [])
         require_service(plan, os.environ)
-        if isinstance(plan, Plan):
-            require_sandboxes(plan.config)
         warnings = _warnings(plan)
     folder = new_run_folder(loaded.output_dir, loaded.working_directory)
     typer.echo(f"run: {folder.root}", err=True)
@@ -158,39 +151,14 @@ def _carry_out(
             async with open_service(plan, folder, os.environ, rendering=rendering) as service:
                 yield service
 
-        row = _run_row(plan, folder)
+        row = row_of(plan, folder, "eval")
         if isinstance(plan, SFTPlan):
             await run_evaluation(plan, candidates, opened, recorder, row, around)
             return
-        async with (
-            with_judges(plan, os.environ) as judged,
-            open_sandboxes(plan.config, folder) as sandboxes,
-        ):
-            ready = replace(judged, sandboxes=sandboxes)
+        async with equipped(plan, folder, os.environ) as ready:
             await run_evaluation(ready, candidates, opened, recorder, row, around)
 
     launched(plan, folder, progress, warnings, work)
-
-
-def _run_row(plan: AnyPlan, folder: RunFolder) -> RunRow:
-    if isinstance(plan, SFTPlan):
-        tasks = {HELD_OUT: len(plan.held_out.rows)} if plan.held_out else {}
-    else:
-        tasks = {held_out.name: len(held_out.tasks) for held_out in plan.sets}
-    return RunRow(
-        run=folder.root.name,
-        started_at=time.time(),
-        recipe="eval",
-        scope=plan.scope.told,
-        model=plan.model.name,
-        updates=None,
-        attempts_per_update=None,
-        tasks=tasks,
-        service={},
-        versions=versions(),
-        config_path=str(plan.loaded.path),
-        config=plan.config.model_dump(mode="json", by_alias=True),
-    )
 
 
 def _answer(candidates: Sequence[Candidate], folder: RunFolder, *, as_json: bool) -> None:

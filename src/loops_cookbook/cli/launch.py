@@ -7,6 +7,7 @@ records are whole.
 
 import os
 import sys
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -21,21 +22,21 @@ from loops_cookbook.cli.logs import logs_noted
 from loops_cookbook.cli.signals import answering_quit
 from loops_cookbook.cli.stopping import STOP_SECONDS, Stopper, open_stopper
 from loops_cookbook.recipes.ending import Ending
+from loops_cookbook.recipes.frame import Surroundings
 from loops_cookbook.recipes.launch import rendering_limiter
 from loops_cookbook.recipes.plan import Plan
 from loops_cookbook.recipes.plans import AnyPlan
-from loops_cookbook.recipes.rl import Surroundings
 from loops_cookbook.recipes.sft_evaluation import AT_ONCE
-from loops_cookbook.recipes.sft_plan import SFTPlan
+from loops_cookbook.recipes.sft_plan import HELD_OUT, SFTPlan
 from loops_cookbook.recorders import Fanout
-from loops_cookbook.records import Recorder, RunStatus
+from loops_cookbook.records import Recorder, RunRow, RunStatus
 from loops_cookbook.report.closing import Closing
 from loops_cookbook.report.console import stdout_kept_for_the_answer
 from loops_cookbook.report.progress import Progress
 from loops_cookbook.report.trackers import open_trackers
 from loops_cookbook.rollouts.stall import Narrator
 from loops_cookbook.rundir.layout import RunFolder
-from loops_cookbook.rundir.write import RunWriter
+from loops_cookbook.rundir.write import RunWriter, versions
 
 LOG_WIDTH = 100
 """Of the closing lines in log.txt, in characters."""
@@ -94,6 +95,28 @@ def launched(
                 closed.told()
     if stopper.number is not None:
         raise interruption.exception(stopper.number)
+
+
+def row_of(plan: AnyPlan, folder: RunFolder, recipe: str) -> RunRow:
+    """What is known of any run of a plan before it begins; its tasks are those of its sets."""
+    if isinstance(plan, SFTPlan):
+        sets = {HELD_OUT: len(plan.held_out.rows)} if plan.held_out else {}
+    else:
+        sets = {held_out.name: len(held_out.tasks) for held_out in plan.sets}
+    return RunRow(
+        run=folder.root.name,
+        started_at=time.time(),
+        recipe=recipe,
+        scope=plan.scope.told,
+        model=plan.model.name,
+        updates=None,
+        attempts_per_update=None,
+        tasks=sets,
+        service={},
+        versions=versions(),
+        config_path=str(plan.loaded.path),
+        config=plan.config.model_dump(mode="json", by_alias=True),
+    )
 
 
 def stop_seconds(plan: AnyPlan) -> float:

@@ -8,7 +8,7 @@ from functools import partial
 
 import typer
 
-from loops_cookbook.cli.launch import launched
+from loops_cookbook.cli.launch import launched, row_of
 from loops_cookbook.cli.options import (
     ConfigArgument,
     DebugOption,
@@ -30,22 +30,17 @@ from loops_cookbook.recipes.before import before
 from loops_cookbook.recipes.check import warnings_of
 from loops_cookbook.recipes.cleanup import clean_up_before
 from loops_cookbook.recipes.confirm import confirm
-from loops_cookbook.recipes.launch import (
-    open_service,
-    require_service,
-    with_judges,
-)
+from loops_cookbook.recipes.frame import Surroundings
+from loops_cookbook.recipes.launch import equipped, open_service, require_service
 from loops_cookbook.recipes.memory import Memory
-from loops_cookbook.recipes.plan import Plan
 from loops_cookbook.recipes.plans import AnyPlan, plan_config
 from loops_cookbook.recipes.resume import changed_code, code_digests, file_digests
-from loops_cookbook.recipes.rl import Surroundings, run_rl
-from loops_cookbook.recipes.sandboxes import open_sandboxes, require_sandboxes
+from loops_cookbook.recipes.rl import run_rl
 from loops_cookbook.recipes.sft import run_sft
 from loops_cookbook.recipes.sft_check import sft_warnings
-from loops_cookbook.recipes.sft_plan import HELD_OUT, SFTPlan
+from loops_cookbook.recipes.sft_plan import SFTPlan
 from loops_cookbook.recipes.start import put_in_place, start_of
-from loops_cookbook.records import Recorder, RunRow
+from loops_cookbook.records import TRAIN, Recorder, RunRow
 from loops_cookbook.report.console import (
     answer_console,
     side_console,
@@ -56,7 +51,6 @@ from loops_cookbook.report.trackers import require_trackers
 from loops_cookbook.rundir.layout import RunFolder, new_run_folder
 from loops_cookbook.rundir.past import Past, SFTPast
 from loops_cookbook.rundir.savepoints import SavePoints
-from loops_cookbook.rundir.write import versions
 
 
 def run(
@@ -79,8 +73,6 @@ def run(
         plan = plan_config(loaded, environment, os.environ, scope)
         require_trackers(plan.config.output)
         require_service(plan, os.environ)
-        if isinstance(plan, Plan):
-            require_sandboxes(plan.config)
         resumed = None if resume is None else find_resumed(plan, resume)
         start = None if resumed else start_of(plan)
         warnings = _warnings(plan)
@@ -147,12 +139,8 @@ def _carry_out(launch: _Launch, warnings: Sequence[str]) -> None:
                 of_run = resumed.remember(of_run, resumed.past(plan))
             opened = partial(opened, before=before(of_run))
             row = _row_of(launch.row, recorder, resumed, of_run.past)
-            async with (
-                with_judges(plan, os.environ) as judged,
-                open_sandboxes(plan.config, folder) as sandboxes,
-            ):
-                ready = replace(judged, sandboxes=sandboxes)
-                await run_rl(ready, opened, recorder, row, replace(around, memory=of_run))
+            async with equipped(plan, folder, os.environ) as ready:
+                await run_rl(ready, opened, recorder, row, around, of_run)
 
     launched(plan, folder, progress, warnings, work, is_tracked=True)
 
@@ -171,32 +159,19 @@ def _row_of(
 
 
 def _run_row(plan: AnyPlan, folder: RunFolder) -> RunRow:
-    row = RunRow(
-        run=folder.root.name,
-        started_at=time.time(),
-        recipe=plan.config.recipe,
-        scope=plan.scope.told,
-        model=plan.model.name,
-        updates=None,
-        attempts_per_update=None,
-        tasks={},
-        service={},
-        versions=versions(),
+    row = replace(
+        row_of(plan, folder, plan.config.recipe),
         digests=file_digests(plan.loaded),
         code=code_digests(plan.loaded),
-        config_path=str(plan.loaded.path),
-        config=plan.config.model_dump(mode="json", by_alias=True),
     )
     if isinstance(plan, SFTPlan):
-        held_out = {HELD_OUT: len(plan.held_out.rows)} if plan.held_out else {}
-        tasks = {"train": len(plan.train.rows), **held_out}
+        tasks = {TRAIN: len(plan.train.rows), **row.tasks}
         return replace(row, updates=len(plan.batches), tasks=tasks)
     training = plan.config.training
-    sets = {held_out.name: len(held_out.tasks) for held_out in plan.sets}
     return replace(
         row,
         updates=training.updates,
         attempts_per_update=training.groups_per_update * training.group_size,
         max_staleness=training.staleness_bound,
-        tasks={"train": len(plan.tasks), **sets},
+        tasks={TRAIN: len(plan.tasks), **row.tasks},
     )

@@ -7,11 +7,10 @@ so of that nothing is taken up again.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
-from loops_cookbook.recipes.memory import Memory
+from loops_cookbook.recipes.memory import AnyMemory
 from loops_cookbook.records import Recorder
-from loops_cookbook.rundir.past import Past, SFTPast
+from loops_cookbook.rundir.past import Past
 from loops_cookbook.services.base import Held, Left, Service, Surviving
 
 
@@ -32,7 +31,7 @@ NOTHING = Before()
 """Of a policy that is its model's own."""
 
 
-def before(memory: Memory[Past] | Memory[SFTPast]) -> Before:
+def before(memory: AnyMemory) -> Before:
     """What a run's memory tells."""
     past = memory.past
     if isinstance(past, Past):
@@ -53,7 +52,7 @@ def held_by(service: Service, recorder: Recorder) -> Held | None:
     return held
 
 
-def _left_by_rl(memory: Memory[Any], past: Past) -> Left | None:
+def _left_by_rl(memory: AnyMemory, past: Past) -> Left | None:
     last = past.kept[-1] if past.kept else past.recorded
     if last <= past.recorded:
         return _left(memory, past.recorded, None)
@@ -61,7 +60,7 @@ def _left_by_rl(memory: Memory[Any], past: Past) -> Left | None:
     return _left(memory, past.recorded, last) if last == past.recorded + 1 else None
 
 
-def _left(memory: Memory[Any], recorded: int, sent: int | None) -> Left | None:
+def _left(memory: AnyMemory, recorded: int, sent: int | None) -> Left | None:
     if memory.beginning is None or (recorded == 0 and memory.start is not None):
         return None  # before its first update it may not have loaded what it begins with
     return Left(

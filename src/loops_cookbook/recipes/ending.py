@@ -43,7 +43,7 @@ class Ending:
 
     def __init__(self, recorder: Recorder, end_process: EndProcess | None = None) -> None:
         self.counts: Callable[[], Mapping[str, int]] = dict
-        """The run's counts as they are now, for an end that settles nothing."""
+        """The run's counts as they are now, also where nothing is settled any more."""
         self.keeper: Keeper | None = None
         """Of the run's jobs."""
         self._recorder = recorder
@@ -65,14 +65,14 @@ class Ending:
 
         return on_stuck
 
-    def tell(self, status: RunStatus, counts: Mapping[str, int], reason: str | None = None) -> None:
+    def tell(self, status: RunStatus, reason: str | None = None) -> None:
         """The run is over."""
         self._told = (status, reason)
-        self._recorder.run_ended(status, counts, reason)
+        self._recorder.run_ended(status, self.counts(), reason)
 
     def tell_blocked(self, why: str) -> None:
         """For the watchdog: the event loop is held, so the process ends where someone can."""
-        self.tell("failed", self.counts(), why)
+        self.tell("failed", why)
         if self._end_process is not None:
             self._end_process("failed", [why])
 
@@ -88,7 +88,7 @@ class Ending:
             What it ends without.
         """
         if self._told[0] == "running":
-            self.tell("interrupted", self.counts(), SIGNALLED)
+            self.tell("interrupted", SIGNALLED)
         keeper = self.keeper
         jobs = [] if keeper is None else [job for job in keeper.jobs if job.phase != "waiting"]
         return [_without(stuck(jobs))] if jobs else []

@@ -7,31 +7,24 @@ however the evaluation ends.
 """
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import TypeAlias
-
-import anyio
 
 from loops_cookbook.config.environment import Environment
 from loops_cookbook.config.load import AnyConfig, LoadedConfig
 from loops_cookbook.config.sft import SFTConfig
 from loops_cookbook.errors import ConfigError, ServiceRefused
 from loops_cookbook.recipes.comparison import Comparison, compare
-from loops_cookbook.recipes.ending import Ending, ending
 from loops_cookbook.recipes.evaluation import Evaluations
+from loops_cookbook.recipes.frame import Frame, Surroundings, open_frame
 from loops_cookbook.recipes.plan import Plan
 from loops_cookbook.recipes.plans import AnyPlan, plan_config
-from loops_cookbook.recipes.rl import Surroundings
-from loops_cookbook.recipes.rules import attempt_context
 from loops_cookbook.recipes.sft_evaluation import HeldOut, Look, scorer
 from loops_cookbook.recipes.sft_plan import HELD_OUT, SFTPlan, plan_sft
 from loops_cookbook.recipes.start import Start
 from loops_cookbook.records import EvaluationRow, Recorder, RunRow
-from loops_cookbook.rollouts.keeper import Keeper, open_group, open_keeper
-from loops_cookbook.rollouts.stall import Narrator
-from loops_cookbook.rollouts.watchdog import watch_event_loop
-from loops_cookbook.services.base import Checkpointer, Service, ServiceFactory, Trainer
+from loops_cookbook.services.base import Checkpointer, ServiceFactory
 from loops_cookbook.services.checked import CheckedSampler
 
 BASE = "base"
@@ -101,20 +94,15 @@ async def run_evaluation(
         RunStopped: a service failed for good.
         UsageError: the service cannot be had.
     """
-    run = _Run(plan, recorder, row, around or Surroundings())
-    async with open_keeper(run.ending.on_stuck) as keeper:
-        run.ending.keeper = keeper
-        recorder.run_started(row)
-        try:
-            async with open_group() as group:
-                group.start_soon(run.narrator.watch)
-                await run.carry_out(candidates, open_service, keeper)
-                group.cancel_scope.cancel()
-        except BaseException as error:  # told, never kept
-            status, reason = ending(error)
-            run.ending.tell(status, {}, reason)
-            raise
-        run.ending.tell("done", {})
+    async with (
+        open_frame(open_service, recorder, row, around) as frame,
+        _ready(plan, frame) as evaluate,
+    ):
+        # A trainer that has loaded a checkpoint has no way back to its model.
+        in_turn = sorted(candidates, key=lambda each: each.start is not None)
+        for number, candidate in enumerate(in_turn, start=1):
+            update, version = await _serve(candidate, frame, number)
+            await evaluate(candidate.name, update, version)
 
 
 def in_order(rows: Sequence[EvaluationRow], candidates: Sequence[Candidate]) -> list[EvaluationRow]:
@@ -134,89 +122,52 @@ def comparisons(rows: Sequence[EvaluationRow], candidates: Sequence[Candidate]) 
     return [each for each in found if each is not None]
 
 
-class _Run:
-    """An evaluation from before its service is there until it is told how it ended."""
+async def _serve(candidate: Candidate, frame: Frame, number: int) -> tuple[int, int]:
+    """Let the sampler serve a policy; its updates, and the version to ask for."""
+    start, trainer = candidate.start, frame.service.trainer
+    if start is None:
+        return 0, 0
+    if not isinstance(trainer, Checkpointer):
+        raise ServiceRefused(
+            f"{candidate.name}: the trainer has no `load`, so no checkpoint can be evaluated; "
+            "give it one, or evaluate the policy as it is"
+        )
+    with frame.narrator.waiting_for(f"{candidate.name} to be loaded and served"):
+        if start.is_here:  # the embedded engine serves what it has loaded
+            version = step = await trainer.load(start.path, with_optimizer=False)
+        else:
+            # With the optimizer, for its step: at step 0 a service serves the base model.
+            step = await trainer.load(start.path, with_optimizer=True)
+            version = await trainer.publish(key=f"evaluation-{number}")
+    return step if start.located is None else start.located.row.update, version
 
-    def __init__(
-        self, plan: AnyPlan, recorder: Recorder, row: RunRow, around: Surroundings
-    ) -> None:
-        self.ending = around.ending or Ending(recorder)
-        self.narrator = around.narrator or Narrator(recorder.note, now=anyio.current_time)
-        self._plan = plan
-        self._recorder = recorder
-        self._row = row
-        self._around = around
 
-    async def carry_out(
-        self, candidates: Sequence[Candidate], open_service: ServiceFactory, keeper: Keeper
-    ) -> None:
-        async with self._opened(open_service) as service, self._ready(service, keeper) as evaluate:
-            # A trainer that has loaded a checkpoint has no way back to its model.
-            in_turn = sorted(candidates, key=lambda each: each.start is not None)
-            for number, candidate in enumerate(in_turn, start=1):
-                update, version = await self._serve(candidate, service.trainer, number)
-                await evaluate(candidate.name, update, version)
-
-    @asynccontextmanager
-    async def _opened(self, open_service: ServiceFactory) -> AsyncGenerator[Service]:
-        async with AsyncExitStack() as stack:
-            with self.narrator.waiting_for("the service to start"):
-                service = await stack.enter_async_context(open_service())
-            self._recorder.run_started(replace(self._row, service=dict(service.description)))
-            yield service
-
-    async def _serve(self, candidate: Candidate, trainer: Trainer, number: int) -> tuple[int, int]:
-        """Let the sampler serve a policy; its updates, and the version to ask for."""
-        start = candidate.start
-        if start is None:
-            return 0, 0
-        if not isinstance(trainer, Checkpointer):
-            raise ServiceRefused(
-                f"{candidate.name}: the trainer has no `load`, so no checkpoint can be evaluated; "
-                "give it one, or evaluate the policy as it is"
-            )
-        with self.narrator.waiting_for(f"{candidate.name} to be loaded and served"):
-            if start.is_here:  # the embedded engine serves what it has loaded
-                version = step = await trainer.load(start.path, with_optimizer=False)
-            else:
-                # With the optimizer, for its step: at step 0 a service serves the base model.
-                step = await trainer.load(start.path, with_optimizer=True)
-                version = await trainer.publish(key=f"evaluation-{number}")
-        return step if start.located is None else start.located.row.update, version
-
-    @asynccontextmanager
-    async def _ready(self, service: Service, keeper: Keeper) -> AsyncGenerator[Evaluate]:
-        """What evaluates, as the recipe has it."""
-        plan = self._plan
-        if isinstance(plan, SFTPlan):
-            yield self._held_out(plan, service)
-            return
-        renderer = plan.detection.renderer
-        assert renderer is not None, "a plan that can run has a renderer"
-        runtime = plan.runtime(service.sampler, renderer, self._around.rendering)
-        context = attempt_context(plan, runtime, keeper)
-        self.narrator.look_at(keeper, context.limits)
-        evaluations = Evaluations(plan.sets, context, self._recorder, self.narrator)
+@asynccontextmanager
+async def _ready(plan: AnyPlan, frame: Frame) -> AsyncGenerator[Evaluate]:
+    """What evaluates, as the recipe has it."""
+    if isinstance(plan, SFTPlan):
+        yield _held_out(plan, frame)
+        return
+    async with frame.attempting(plan) as context:
+        evaluations = Evaluations(plan.sets, context, frame.recorder, frame.narrator)
 
         async def evaluate(name: str, update: int, version: int) -> None:
             await evaluations.run(update=update, policy_version=version, policy=name)
 
-        bound = plan.clocks.longest
-        watched = watch_event_loop(bound_seconds=bound, on_end=self.ending.tell_blocked)
-        async with watched, runtime:
-            yield evaluate
+        yield evaluate
 
-    def _held_out(self, plan: SFTPlan, service: Service) -> Evaluate:
-        renderer = plan.detection.renderer
-        assert renderer is not None, "a plan that can run has a renderer"
-        assert plan.held_out is not None, "a plan of an evaluation has something to evaluate"
-        held_out = HeldOut(plan.held_out, plan.config, renderer, self._recorder)
-        sampler = CheckedSampler(service.sampler, vocabulary=plan.vocabulary)
 
-        async def evaluate(name: str, update: int, version: int) -> None:
-            with self.narrator.waiting_for(f"the evaluation of {HELD_OUT}"):
-                # The same key is the same operation, whatever weights there are by then.
-                look = Look(f"{update} of {name}", update, version, name)
-                await held_out.evaluate(scorer(service.trainer), sampler, look)
+def _held_out(plan: SFTPlan, frame: Frame) -> Evaluate:
+    renderer, service = plan.detection.renderer, frame.service
+    assert renderer is not None, "a plan that can run has a renderer"
+    assert plan.held_out is not None, "a plan of an evaluation has something to evaluate"
+    held_out = HeldOut(plan.held_out, plan.config, renderer, frame.recorder)
+    sampler = CheckedSampler(service.sampler, vocabulary=plan.vocabulary)
 
-        return evaluate
+    async def evaluate(name: str, update: int, version: int) -> None:
+        with frame.narrator.waiting_for(f"the evaluation of {HELD_OUT}"):
+            # The same key is the same operation, whatever weights there are by then.
+            look = Look(f"{update} of {name}", update, version, name)
+            await held_out.evaluate(scorer(service.trainer), sampler, look)
+
+    return evaluate

@@ -18,6 +18,7 @@ from loops_cookbook.recipes.own_service import OwnService, open_own_service
 from loops_cookbook.recipes.plan import Plan
 from loops_cookbook.recipes.plans import AnyPlan
 from loops_cookbook.recipes.producers import open_judges, require_keys
+from loops_cookbook.recipes.sandboxes import open_sandboxes, require_sandboxes
 from loops_cookbook.recipes.scope import (
     KEY_VARIABLE,
     TEAM_VARIABLE,
@@ -42,6 +43,7 @@ def require_service(plan: AnyPlan, values: Mapping[str, str]) -> None:
 
     Raises:
         UsageError: what is missing, and the ways out.
+        SandboxUnavailable: its sandboxes cannot be made here.
     """
     if isinstance(plan, Plan):
         require_keys(plan.config.producers, values)
@@ -60,6 +62,8 @@ def require_service(plan: AnyPlan, values: Mapping[str, str]) -> None:
     if plan.detection.renderer is None:
         reasons = "; ".join(plan.detection.warnings) or "its tokenizer cannot be read"
         raise ModelError(f"model.name: {plan.model.name!r} cannot be run: {reasons}")
+    if isinstance(plan, Plan):
+        require_sandboxes(plan.config)
 
 
 def rendering_limiter(plan: AnyPlan) -> anyio.CapacityLimiter | None:
@@ -242,6 +246,18 @@ async def with_judges(plan: Plan, values: Mapping[str, str]) -> AsyncGenerator[P
     """The plan with models beside the policy that can be called, for the length of the block."""
     async with open_judges(plan.config.producers, values) as judges:
         yield replace(plan, others={**plan.others, **judges})
+
+
+@asynccontextmanager
+async def equipped(
+    plan: Plan, folder: RunFolder, values: Mapping[str, str]
+) -> AsyncGenerator[Plan]:
+    """The plan with all that its attempts use beside the policy, for the length of the block."""
+    async with (
+        with_judges(plan, values) as judged,
+        open_sandboxes(plan.config, folder) as sandboxes,
+    ):
+        yield replace(judged, sandboxes=sandboxes)
 
 
 def _service_context(plan: AnyPlan, own: OwnService, folder: RunFolder) -> ServiceContext:

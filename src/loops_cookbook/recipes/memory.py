@@ -1,8 +1,9 @@
 """What a run knows of before, and where it keeps what it would have to know."""
 
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
+from loops_cookbook.rundir.past import Past, SFTPast
 from loops_cookbook.rundir.savepoints import SavePoints
 
 PastT = TypeVar("PastT")
@@ -32,6 +33,9 @@ class Memory(Generic[PastT]):
     def past_keys(self, name: str) -> tuple[str, ...]:
         """What it may have been named in the lives before."""
         return tuple(_key(name, life) for life in range(self.life))
+
+
+AnyMemory: TypeAlias = Memory[Past] | Memory[SFTPast]
 
 
 def _key(name: str, life: int) -> str:

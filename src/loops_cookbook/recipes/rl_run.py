@@ -15,16 +15,10 @@ from loops_cookbook.attempts import Attempt, Fate, Group
 from loops_cookbook.errors import NoLearningSignal
 from loops_cookbook.learning.batches import Batch, JudgedGroup
 from loops_cookbook.recipes.before import held_by
-from loops_cookbook.recipes.checkpoints import (
-    CheckpointRules,
-    Checkpoints,
-    Standing,
-    checkpointer,
-    require_checkpointer,
-    score_of,
-)
+from loops_cookbook.recipes.checkpoints import CheckpointRules, Standing, score_of
 from loops_cookbook.recipes.collect import Collector
 from loops_cookbook.recipes.evaluation import Evaluations, is_due
+from loops_cookbook.recipes.frame import Frame
 from loops_cookbook.recipes.memory import Memory
 from loops_cookbook.recipes.metrics import BatchFacts, Counted, OutcomeFacts, RunMetrics
 from loops_cookbook.recipes.plan import Plan
@@ -37,14 +31,13 @@ from loops_cookbook.recipes.rules import (
 )
 from loops_cookbook.recipes.sent import SentUpdate, from_kept, to_keep
 from loops_cookbook.recipes.tally import fate_counts, rollout_rows, token_counts, told_of_cuts
-from loops_cookbook.records import TRAIN, EvaluationRow, GroupRow, Recorder, RolloutRow, StepRow
+from loops_cookbook.records import TRAIN, EvaluationRow, GroupRow, RolloutRow, StepRow
 from loops_cookbook.rollouts.attempt import GroupStart
 from loops_cookbook.rollouts.keeper import open_group
 from loops_cookbook.rollouts.scheduler import Scheduler
-from loops_cookbook.rollouts.stall import Narrator
 from loops_cookbook.rollouts.trial import AttemptContext
 from loops_cookbook.rundir.past import Past
-from loops_cookbook.services.base import Service, StepResult
+from loops_cookbook.services.base import StepResult
 
 
 class RLRun:
@@ -53,15 +46,15 @@ class RLRun:
     def __init__(
         self,
         plan: Plan,
-        service: Service,
+        frame: Frame,
         shared: AttemptContext,
-        recorder: Recorder,
-        narrator: Narrator,
         memory: Memory[Past],
     ) -> None:
         past = memory.past or Past()
+        recorder, narrator = frame.recorder, frame.narrator
         self._plan = plan
-        self._service = service
+        self._frame = frame
+        self._service = frame.service
         self._recorder = recorder
         self._narrator = narrator
         self._memory = memory
@@ -78,19 +71,11 @@ class RLRun:
             rejected=self._group_rejected,
             placed=self._group_placed,
         )
-        self._loss = loss_spec(plan, service)
-        self._savepoints = None
-        self._checkpoints = None
-        if memory.savepoints is not None and (saves := checkpointer(service.trainer, recorder)):
-            self._savepoints = memory.savepoints
-            training = plan.config.training
-            self._checkpoints = Checkpoints(
-                saves,
-                memory.savepoints,
-                CheckpointRules(training.checkpoint_every, training.keep),
-                narrator,
-                past.checkpoints,
-            )
+        self._loss = loss_spec(plan, frame.service)
+        training = plan.config.training
+        rules = CheckpointRules(training.checkpoint_every, training.keep)
+        self._checkpoints = frame.checkpoints(memory, rules)
+        self._savepoints = memory.savepoints if self._checkpoints is not None else None
         self._batch: Batch | None = None
         """Taken, and not known to be applied."""
         self._applied: Sequence[RolloutRow] = ()
@@ -184,9 +169,7 @@ class RLRun:
         past = self._past
         path = self._memory.start if past.checkpoint is None else past.checkpoint.path
         if path is not None:
-            loader = require_checkpointer(self._service.trainer, path)
-            with self._narrator.waiting_for(f"{path} to be loaded"):
-                await loader.load(path, with_optimizer=past.checkpoint is not None)
+            await self._frame.load(path, with_optimizer=past.checkpoint is not None)
 
     async def _apply_again(self, update: int, key: str) -> None:
         assert self._memory.savepoints is not None, "a run that goes on has them"

@@ -9,39 +9,23 @@ sampled.
 
 import time
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
 from dataclasses import replace
 
 import anyio
 
 from loops_cookbook.recipes.before import held_by
-from loops_cookbook.recipes.checkpoints import (
-    CheckpointRules,
-    Checkpoints,
-    Standing,
-    checkpointer,
-    require_checkpointer,
-    score_of,
-)
-from loops_cookbook.recipes.ending import Ending, ending
+from loops_cookbook.recipes.checkpoints import CheckpointRules, Standing, score_of
 from loops_cookbook.recipes.evaluation import is_due
+from loops_cookbook.recipes.frame import Frame, Surroundings, open_frame
 from loops_cookbook.recipes.memory import Memory
-from loops_cookbook.recipes.rl import Surroundings
 from loops_cookbook.recipes.rules import adam_params
 from loops_cookbook.recipes.sft_batches import BatchPlan
 from loops_cookbook.recipes.sft_evaluation import HeldOut, Look, scorer
 from loops_cookbook.recipes.sft_metrics import SFTMetrics, SFTUpdateFacts
 from loops_cookbook.recipes.sft_plan import HELD_OUT, SFTPlan
 from loops_cookbook.records import EvaluationRow, Recorder, RunRow, StepRow
-from loops_cookbook.rollouts.keeper import open_group
-from loops_cookbook.rollouts.stall import Narrator
 from loops_cookbook.rundir.past import SFTPast
-from loops_cookbook.services.base import (
-    AdamParams,
-    LossSpec,
-    Service,
-    ServiceFactory,
-)
+from loops_cookbook.services.base import AdamParams, LossSpec, ServiceFactory
 from loops_cookbook.services.checked import CheckedSampler
 
 LOSS = LossSpec("cross_entropy")
@@ -69,28 +53,11 @@ async def run_sft(
         RunStopped: a service failed for good.
         UsageError: the service cannot be had.
     """
-    around = around or Surroundings()
-    narrator = around.narrator or Narrator(recorder.note, now=anyio.current_time)
-    told = around.ending or Ending(recorder)
     memory = memory or Memory[SFTPast]()
     metrics = SFTMetrics(memory.past.totals if memory.past else None)
-    told.counts = lambda: metrics.totals
-    recorder.run_started(row)
-    try:
-        async with open_group() as group:
-            group.start_soon(narrator.watch)
-            async with AsyncExitStack() as stack:
-                with narrator.waiting_for("the trainer and the sampler to start"):
-                    service = await stack.enter_async_context(open_service())
-                recorder.run_started(replace(row, service=dict(service.description)))
-                run = SFTRun(plan, service, recorder, metrics, narrator, memory)
-                await run.carry_out()
-            group.cancel_scope.cancel()
-    except BaseException as error:  # told, never kept
-        status, reason = ending(error)
-        told.tell(status, metrics.totals, reason)
-        raise
-    told.tell("done", metrics.totals)
+    async with open_frame(open_service, recorder, row, around) as frame:
+        frame.ending.counts = lambda: metrics.totals
+        await SFTRun(plan, frame, metrics, memory).carry_out()
 
 
 class SFTRun:
@@ -99,37 +66,28 @@ class SFTRun:
     def __init__(
         self,
         plan: SFTPlan,
-        service: Service,
-        recorder: Recorder,
+        frame: Frame,
         metrics: SFTMetrics,
-        narrator: Narrator,
         memory: Memory[SFTPast],
     ) -> None:
         past = memory.past or SFTPast()
         renderer = plan.detection.renderer
         assert renderer is not None, "a plan that can run has a renderer"
         self._plan = plan
-        self._service = service
-        self._trainer = service.trainer
-        self._sampler = CheckedSampler(service.sampler, vocabulary=plan.vocabulary)
-        self._recorder = recorder
+        self._frame = frame
+        self._trainer = frame.service.trainer
+        self._sampler = CheckedSampler(frame.service.sampler, vocabulary=plan.vocabulary)
+        self._recorder = frame.recorder
         self._metrics = metrics
-        self._narrator = narrator
+        self._narrator = frame.narrator
         self._held_out = None
         if plan.held_out is not None:
-            self._held_out = HeldOut(plan.held_out, plan.config, renderer, recorder)
+            self._held_out = HeldOut(plan.held_out, plan.config, renderer, frame.recorder)
         self._memory = memory
         self._past = past
-        self._checkpoints = None
-        if memory.savepoints is not None and (saves := checkpointer(service.trainer, recorder)):
-            training = plan.config.training
-            self._checkpoints = Checkpoints(
-                saves,
-                memory.savepoints,
-                CheckpointRules(training.checkpoint_every, training.keep, is_loss=True),
-                narrator,
-                past.checkpoints,
-            )
+        training = plan.config.training
+        rules = CheckpointRules(training.checkpoint_every, training.keep, is_loss=True)
+        self._checkpoints = frame.checkpoints(memory, rules)
         self._scores: Sequence[EvaluationRow] = past.evaluations
         """The evaluations of the policy as it is, once it is where the run stood."""
         self._update = past.loaded
@@ -159,15 +117,12 @@ class SFTRun:
         if memory.past is None and memory.start is None:
             return
         self._published = None
-        if (held := held_by(self._service, self._recorder)) is not None:
+        if (held := held_by(self._frame.service, self._recorder)) is not None:
             self._update, self._sent = past.recorded, held.sent
             return
         path = past.checkpoints[-1].path if past.checkpoints else memory.start
-        if path is None:
-            return
-        loader = require_checkpointer(self._trainer, path)
-        with self._narrator.waiting_for(f"{path} to be loaded"):
-            await loader.load(path, with_optimizer=bool(past.checkpoints))
+        if path is not None:
+            await self._frame.load(path, with_optimizer=bool(past.checkpoints))
 
     async def _train_on(self, batch: BatchPlan) -> None:
         rows = [self._plan.train.rows[place] for place in batch.rows]
