@@ -4,11 +4,14 @@ from collections.abc import Callable
 
 import pytest
 
+from loops_cookbook.config.environment import Environment
 from loops_cookbook.config.load import AnyConfig, LoadedConfig, load_config
 from loops_cookbook.errors import ConfigError, ModelError
-from loops_cookbook.recipes.policy import find_policy
+from loops_cookbook.recipes.policy import plan_policy
 
 pytestmark = pytest.mark.usefixtures("sft_project")
+
+NOTHING = Environment({}, (), ())
 
 
 @pytest.fixture
@@ -17,7 +20,7 @@ def loaded() -> Callable[..., LoadedConfig[AnyConfig]]:
 
 
 def test_a_bundled_model_is_trained_here_and_its_limit_is_known(loaded) -> None:
-    policy = find_policy(loaded(), {}, None)
+    policy = plan_policy(loaded(), NOTHING, {}, None)
     assert (policy.scope.is_local, policy.model_limit) == (True, 64)
     assert policy.detection.stops == ("<end>",)
 
@@ -49,5 +52,5 @@ def test_what_does_not_fit_together_is_refused_by_its_key(
     loaded, overrides, scope, error, said
 ) -> None:
     with pytest.raises(error) as caught:
-        find_policy(loaded(*overrides), {}, scope)
+        plan_policy(loaded(*overrides), NOTHING, {}, scope)
     assert said in str(caught.value)

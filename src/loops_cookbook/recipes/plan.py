@@ -15,19 +15,15 @@ from pydantic import BaseModel, ConfigDict
 from loops_cookbook.config.environment import Environment
 from loops_cookbook.config.imports import import_callable, import_class
 from loops_cookbook.config.load import LoadedConfig
-from loops_cookbook.config.locate import ModelSource
 from loops_cookbook.config.rl import EvaluationSet, RLConfig
 from loops_cookbook.episodes.episode import Episode, declared
 from loops_cookbook.episodes.mentions import models_named
 from loops_cookbook.errors import EpisodeError
 from loops_cookbook.problems import nearest
 from loops_cookbook.recipes.own_runtime import declared_model, made_runtime
-from loops_cookbook.recipes.own_service import OwnService
-from loops_cookbook.recipes.policy import find_policy
+from loops_cookbook.recipes.policy import PlannedPolicy, plan_policy
 from loops_cookbook.recipes.producers import planned_judges
-from loops_cookbook.recipes.scope import Chosen
 from loops_cookbook.renderers.base import Renderer
-from loops_cookbook.renderers.detect import Detection
 from loops_cookbook.runtimes.base import Capabilities, Clocks, Runtime, RuntimeContext
 from loops_cookbook.runtimes.producers import MAIN, Policy, Producer, Producers
 from loops_cookbook.sandboxes.source import SandboxSource
@@ -67,33 +63,18 @@ class UserCode:
     task_model: type[BaseModel]
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan(PlannedPolicy[RLConfig]):
     """A run that can start, as far as it can be known without launching anything."""
 
-    loaded: LoadedConfig[RLConfig]
-    environment: Environment
-    scope: Chosen
-    model: ModelSource
-    model_limit: int | None
-    """The longest sequence that a local model takes; None where only its service can say."""
-    vocabulary: int | None
-    """One more than the highest token id of a local model; None likewise."""
     code: UserCode
     tasks: Tasks
     sets: tuple[PlannedSet, ...]
-    detection: Detection
     capabilities: Capabilities
     others: Mapping[str, Producer]
     """Models beside the policy; to be replaced by ones that can be called."""
-    own_service: OwnService | None = None
     sandboxes: SandboxSource | None = None
     """Opens sandboxes, once the run has begun and if its config has any."""
-
-    @property
-    def config(self) -> RLConfig:
-        """The validated config."""
-        return self.loaded.config
 
     @property
     def params(self) -> SampleParams:
@@ -141,7 +122,7 @@ def plan_run(
         UsageError: something in it cannot stand, in one line or one line a fault.
     """
     config = loaded.config
-    policy = find_policy(loaded, values, scope)
+    policy = plan_policy(loaded, environment, values, scope)
     code = _user_code(loaded)
     tasks = load_tasks(loaded.beside(config.episode.tasks), code.task_model)
     sets = tuple(
@@ -153,19 +134,12 @@ def plan_run(
     context = _context(config, tasks, code, producers)
     runtime = made_runtime(code.create_runtime, context, config.runtime)
     return Plan(
-        loaded=loaded,
-        environment=environment,
-        scope=policy.scope,
-        model=policy.model,
-        model_limit=policy.model_limit,
-        vocabulary=policy.vocabulary,
+        **policy.named(),
         code=code,
         tasks=tasks,
         sets=sets,
-        detection=policy.detection,
         capabilities=runtime.capabilities,
         others=others,
-        own_service=policy.own_service,
     )
 
 

@@ -1,15 +1,17 @@
 """The policy as a config names it: where its model lies, who trains it, how it is spoken to.
 
-Every recipe finds its policy here, before anything is launched; what cannot stand is refused.
+Every recipe finds its policy here, before anything is launched; what cannot stand is refused. What
+was found is the head of its plan.
 """
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import cast
+from dataclasses import dataclass, fields
+from typing import Any, Generic, cast
 
+from loops_cookbook.config.environment import Environment
 from loops_cookbook.config.imports import import_callable
-from loops_cookbook.config.load import AnyConfig, LoadedConfig
+from loops_cookbook.config.load import AnyConfig, ConfigT, LoadedConfig
 from loops_cookbook.config.locate import ModelSource, resolve_model
 from loops_cookbook.config.shared import ModelTable
 from loops_cookbook.errors import ConfigError, ModelError
@@ -21,10 +23,12 @@ from loops_cookbook.renderers.detect import Detection, detect
 _WEIGHTS = ("*.safetensors", "*.bin")
 
 
-@dataclass(frozen=True, slots=True)
-class FoundPolicy:
-    """A model, who trains it, and its renderer."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedPolicy(Generic[ConfigT]):
+    """What every plan has: a config, the model that it names, who trains it, and its renderer."""
 
+    loaded: LoadedConfig[ConfigT]
+    environment: Environment
     scope: Chosen
     model: ModelSource
     model_limit: int | None
@@ -35,15 +39,28 @@ class FoundPolicy:
     own_service: OwnService | None
     """The user's own, where the scope names one."""
 
+    @property
+    def config(self) -> ConfigT:
+        """The validated config."""
+        return self.loaded.config
 
-def find_policy(
-    loaded: LoadedConfig[AnyConfig], values: Mapping[str, str], scope: str | None
-) -> FoundPolicy:
+    def named(self) -> Mapping[str, Any]:
+        """All of it by name, for a plan that goes on from here."""
+        return {each.name: getattr(self, each.name) for each in fields(PlannedPolicy)}
+
+
+def plan_policy(
+    loaded: LoadedConfig[ConfigT],
+    environment: Environment,
+    values: Mapping[str, str],
+    scope: str | None,
+) -> PlannedPolicy[ConfigT]:
     """Look at what a config says of its policy.
 
     Args:
         loaded: the config.
-        values: the environment.
+        environment: which `.env` files there are.
+        values: the environment, those files included.
         scope: what `--scope` said.
 
     Raises:
@@ -61,7 +78,9 @@ def find_policy(
         _refuse_on_other_scopes(loaded.config, chosen)
     require_capable(loaded.config, engines_of(chosen, values))
     says = _model_config(loaded.config, model, chosen)
-    return FoundPolicy(
+    return PlannedPolicy(
+        loaded=loaded,
+        environment=environment,
         scope=chosen,
         model=model,
         model_limit=_model_limit(table, model, says),

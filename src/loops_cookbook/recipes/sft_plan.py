@@ -11,15 +11,12 @@ from pathlib import Path
 
 from loops_cookbook.config.environment import Environment
 from loops_cookbook.config.load import LoadedConfig
-from loops_cookbook.config.locate import ModelSource
 from loops_cookbook.config.sft import SFTConfig
 from loops_cookbook.errors import ConfigError, TaskFileError
 from loops_cookbook.learning.overlap import Shared, shared
 from loops_cookbook.recipes.demonstrations import Demonstration, Unusable, demonstrate
-from loops_cookbook.recipes.own_service import OwnService
-from loops_cookbook.recipes.policy import find_policy
+from loops_cookbook.recipes.policy import PlannedPolicy, plan_policy
 from loops_cookbook.recipes.rows import Row
-from loops_cookbook.recipes.scope import Chosen
 from loops_cookbook.recipes.sft_batches import BatchPlan, batches
 from loops_cookbook.renderers.detect import Detection
 from loops_cookbook.tasks import PROBLEMS_SHOWN, load_tasks
@@ -42,29 +39,15 @@ class DataSet:
     unusable: tuple[Unusable, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class SFTPlan:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SFTPlan(PlannedPolicy[SFTConfig]):
     """A run that can start, as far as it can be known without launching anything."""
 
-    loaded: LoadedConfig[SFTConfig]
-    environment: Environment
-    scope: Chosen
-    model: ModelSource
-    model_limit: int | None
-    vocabulary: int | None
-    """One more than the highest token id of a local model; None where only its service can say."""
-    detection: Detection
     train: DataSet
     held_out: DataSet | None
     batches: tuple[BatchPlan, ...]
     shared: tuple[Shared, ...]
     """Held-out rows that are trained on too, or nearly."""
-    own_service: OwnService | None = None
-
-    @property
-    def config(self) -> SFTConfig:
-        """The validated config."""
-        return self.loaded.config
 
 
 def plan_sft(
@@ -88,7 +71,7 @@ def plan_sft(
         UsageError: something in it cannot stand, in one line or one line a fault.
     """
     data = loaded.config.data
-    policy = find_policy(loaded, values, scope)
+    policy = plan_policy(loaded, environment, values, scope)
     train = DataSet(TRAIN_KEY, 0)
     if for_training:
         path = loaded.beside(data.train)
@@ -102,18 +85,11 @@ def plan_sft(
     if policy.detection.renderer is not None and for_training:
         _require_batch(train, loaded.config)
     return SFTPlan(
-        loaded=loaded,
-        environment=environment,
-        scope=policy.scope,
-        model=policy.model,
-        model_limit=policy.model_limit,
-        vocabulary=policy.vocabulary,
-        detection=policy.detection,
+        **policy.named(),
         train=train,
         held_out=held_out,
         batches=tuple(batches(sizes, loaded.config.training)),
         shared=tuple(_shared(train, held_out)),
-        own_service=policy.own_service,
     )
 
 
