@@ -4,14 +4,19 @@ It sends one request a call, and a retry of it under the same key. The version t
 is told with it, and is at least the one that was asked for.
 """
 
-import uuid
-
-from loops_cookbook.errors import ServiceRefused
 from loops_cookbook.services.base import SampleParams
 from loops_cookbook.services.bodies import Samples, WireError, read
-from loops_cookbook.services.http import Published, understood
+from loops_cookbook.services.http import Published
+from loops_cookbook.services.operations import of_run, understood
+from loops_cookbook.services.samples import (
+    PATH,
+    completions,
+    pinned,
+    sample_body,
+    sample_headers,
+)
 from loops_cookbook.services.transport import Transport
-from loops_cookbook.services.wire import POLICY_VERSION, sample_json, sampled
+from loops_cookbook.services.wire import POLICY_VERSION
 from loops_cookbook.tokens import Ids, SampledTokens
 
 
@@ -46,29 +51,18 @@ class HttpSampler:
         0 asks for the weights as they were before any training.
         """
         path = self._published.path if self._published.version == 0 else None
-        headers = {"Idempotency-Key": str(uuid.uuid4()), "Content-Type": "application/json"}
-        if self._run_id is not None:
-            headers["X-Run-Id"] = self._run_id
+        headers = of_run(self._run_id)
         if min_policy_version > 0:
             headers["X-Min-Policy-Version"] = str(min_policy_version)
-        elif path is not None:
-            headers["X-Checkpoint-Path"] = path
-        if affinity_key:
-            headers["X-Baseten-Session-ID"] = affinity_key
-        try:
-            body = sample_json(prompt_ids, params, n)
-        except WireError as error:
-            raise ServiceRefused(
-                f"a sample cannot be asked for ({error}): mend the parameters that it was given"
-            ) from error
-        answer = await self._transport.call("sample", "POST", "/sample", body=body, headers=headers)
-        with understood(self._transport, "POST /sample"):
+        else:
+            headers |= pinned(path)
+        body = sample_body(prompt_ids, params, n)
+        told = sample_headers(headers, affinity_key)
+        answer = await self._transport.call("sample", "POST", PATH, body=body, headers=told)
+        with understood(self._transport, f"POST {PATH}"):
             version = _version(answer.headers.get(POLICY_VERSION), min_policy_version)
             version = 0 if path is not None and min_policy_version == 0 else version
-            completions = sampled(read(answer.body, Samples), version)
-            if len(completions) != n:
-                raise WireError(f"choices: {len(completions)} of the {n} asked for")
-        return completions
+            return completions(read(answer.body, Samples), version, n)
 
 
 def _version(told: str | None, floor: int) -> int | None:

@@ -1,23 +1,17 @@
 """A trainer over the Loops wire, whoever serves it.
 
 `HttpTrainer` submits operations one at a time, in the order of their sequence numbers, and then
-waits for results by long polls; so an update's forward_backward and optim_step are both under way
-before the first of them ends. An operation's name on the wire follows from the beginning (which
-has a name that no other has), the caller's key, the operation and the chunk alone: the same key
-sent again, by a later process too that goes on from that beginning, is the same operation and is
-not applied again.
-
-How long a call may take is the caller's cancel scope; an operation of which the server says that
-it still runs is waited for.
+waits for their results; so an update's forward_backward and optim_step are both under way before
+the first of them ends. An operation's name on the wire follows from the beginning (which has a name
+that no other has), the caller's key, the operation and the chunk alone: the same key sent again, by
+a later process too that goes on from that beginning, is the same operation and is not applied
+again.
 """
 
 import hashlib
 import uuid
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Literal, TypeVar
-from urllib.parse import quote
 
 import anyio
 import anyio.lowlevel
@@ -27,7 +21,6 @@ from loops_cookbook.errors import ServiceRefused
 from loops_cookbook.learning.datums import Datum
 from loops_cookbook.services.base import AdamParams, Held, Left, LossSpec, StepResult
 from loops_cookbook.services.bodies import (
-    Accepted,
     ForwardBackwardResult,
     InitTrainer,
     InitTrainerResult,
@@ -36,7 +29,6 @@ from loops_cookbook.services.bodies import (
     OptimStep,
     OptimStepResult,
     PolicyVersion,
-    Poll,
     SaveForSampler,
     SaveForSamplerResult,
     SaveState,
@@ -45,6 +37,15 @@ from loops_cookbook.services.bodies import (
     checked,
     read,
     write,
+)
+from loops_cookbook.services.operations import (
+    Operation,
+    ResultT,
+    accepted,
+    of_run,
+    result_of,
+    understood,
+    with_body,
 )
 from loops_cookbook.services.transport import Transport
 from loops_cookbook.services.wire import (
@@ -56,23 +57,9 @@ from loops_cookbook.services.wire import (
 )
 from loops_cookbook.tokens import Logprobs
 
-PENDING_SECONDS = 1.0
-"""A server holds a poll until there is a result, or for some 30 s. One that says sooner that there
-is none is asked again after this time and not at once."""
 LONG_ROW_BYTES = 16 * 1024
 """Other tasks get a turn after a row of this size was encoded."""
 _INIT = "init_trainer_server"
-
-ResultT = TypeVar("ResultT", bound=BaseModel)
-
-
-@dataclass(frozen=True, slots=True)
-class Operation:
-    """What a server accepted, and tells the result of later."""
-
-    name: str
-    """For people."""
-    id: str
 
 
 def idempotency_key(beginning: str, key: str, operation: str, chunk: int = 0) -> str:
@@ -123,7 +110,7 @@ class HttpTrainer:
         self._run_id = run_id
         self._seq_id = 0
         self._submitting = anyio.Lock()
-        self._headers = {} if run_id is None else {"X-Run-Id": run_id}
+        self._headers = of_run(run_id)
 
     async def init_trainer(self, lora_rank: int) -> int:
         """Begin with fresh weights to train, and no gradients; the step, which is 0.
@@ -266,16 +253,9 @@ class HttpTrainer:
         return idempotency_key(self.beginning, key, operation, chunk)
 
     async def _submit(self, name: str, key: str, body: bytes, chunk: int = 0) -> Operation:
-        headers = {
-            **self._headers,
-            "Idempotency-Key": self._name(key, name, chunk),
-            "Content-Type": "application/json",
-        }
-        answer = await self._transport.call(
-            "submit", "POST", f"/{name}", body=body, headers=headers
-        )
-        with understood(self._transport, f"POST /{name}"):
-            return Operation(name, read(answer.body, Accepted).operation_id)
+        headers = with_body(self._headers, self._name(key, name, chunk))
+        told = await accepted(self._transport, "submit", f"/{name}", body, headers)
+        return Operation(name, told)
 
     async def _result(self, operation: Operation, model: type[ResultT]) -> ResultT:
         return await result_of(operation, model, self._transport, "poll", self._headers)
@@ -310,44 +290,3 @@ class HttpCheckpointer(HttpTrainer):
             operation = await self._submit(call, uuid.uuid4().hex, body)
         self._has_loaded = True
         return (await self._result(operation, LoadStateResult)).step
-
-
-async def result_of(
-    operation: Operation,
-    model: type[ResultT],
-    transport: Transport,
-    kind: Literal["poll", "result"],
-    headers: Mapping[str, str],
-) -> ResultT:
-    """Wait for what an operation comes to, by long polls.
-
-    Raises:
-        ServiceRefused: it failed, or its result is not as the protocol has it.
-        ServiceUnavailable: the server is gone.
-    """
-    path = f"/operations/{quote(operation.id, safe='')}"
-    while True:
-        asked = anyio.current_time()
-        answer = await transport.call(kind, "GET", path, headers=headers)
-        with understood(transport, f"the result of {operation.name}"):
-            poll = Poll() if answer.status == 408 else read(answer.body, Poll)
-            if poll.status == "done":
-                return checked(poll.result, model)
-        if poll.status == "error":
-            raise ServiceRefused(
-                f"{operation.name} failed at {transport.base_url} "
-                f"({poll.error_class or 'no class'}): {poll.error or 'unknown error'}"
-            )
-        await anyio.sleep(max(0.0, PENDING_SECONDS - (anyio.current_time() - asked)))
-
-
-@contextmanager
-def understood(transport: Transport, what: str) -> Generator[None]:
-    """Turn a body that breaks the protocol into the caller's error."""
-    try:
-        yield
-    except WireError as error:
-        raise ServiceRefused(
-            f"{transport.base_url}: {what} breaks the Loops protocol ({error}): see that the "
-            "service and this package are of versions that fit"
-        ) from error

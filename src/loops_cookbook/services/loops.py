@@ -23,6 +23,7 @@ from loops_cookbook.services.direct import HttpSampler
 from loops_cookbook.services.gather import GatheringSampler, loop_settled
 from loops_cookbook.services.heartbeat import Pulse, beating
 from loops_cookbook.services.http import HttpCheckpointer
+from loops_cookbook.services.operations import of_run
 from loops_cookbook.services.queued import QueuedSampler
 from loops_cookbook.services.transport import Patience, Transport, open_transport
 
@@ -159,7 +160,7 @@ async def _trainer_ready(control: ControlPlane, trainer: Transport, run: Trainer
 
 async def _is_healthy(trainer: Transport, path: str, run: TrainerRun) -> bool:
     try:
-        answer = await trainer.call("probe", "GET", path, headers={"X-Run-Id": run.id})
+        answer = await trainer.call("probe", "GET", path, headers=of_run(run.id))
     except ServiceUnavailable:
         return False
     gateway = answer.headers.get("x-baseten-error-source") == "06"
@@ -223,7 +224,7 @@ def _not_up(what: str, its_id: str, status: str) -> ServiceError:
 
 
 def _pulse(run: TrainerRun) -> Pulse:
-    return Pulse(_health(run), HEARTBEAT_SECONDS, {"X-Run-Id": run.id})
+    return Pulse(_health(run), HEARTBEAT_SECONDS, of_run(run.id))
 
 
 def _health(run: TrainerRun) -> str:

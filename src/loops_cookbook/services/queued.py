@@ -5,17 +5,27 @@ trainer published last, or none, which means the base model. A caller that leave
 out of the queue.
 """
 
-import uuid
-from urllib.parse import quote
-
 import anyio
 
 from loops_cookbook.errors import ServiceError, ServiceRefused
 from loops_cookbook.services.base import SampleParams
-from loops_cookbook.services.bodies import Accepted, Samples, WireError, read
-from loops_cookbook.services.http import Operation, Published, result_of, understood
+from loops_cookbook.services.bodies import Samples
+from loops_cookbook.services.http import Published
+from loops_cookbook.services.operations import (
+    Operation,
+    accepted,
+    of_run,
+    result_of,
+    understood,
+)
+from loops_cookbook.services.samples import (
+    PATH,
+    completions,
+    pinned,
+    sample_body,
+    sample_headers,
+)
 from loops_cookbook.services.transport import Transport
-from loops_cookbook.services.wire import sample_json, sampled
 from loops_cookbook.tokens import Ids, SampledTokens
 
 CANCEL_SECONDS = 5.0
@@ -55,34 +65,21 @@ class QueuedSampler:
             raise ServiceRefused(
                 f"policy version {min_policy_version} was asked for and {version} is published"
             )
-        headers = {"X-Run-Id": self._run_id}
-        if path is not None:
-            headers["X-Checkpoint-Path"] = path
-        try:
-            body = sample_json(prompt_ids, params, n, model=self._model, lora=path)
-        except WireError as error:
-            raise ServiceRefused(
-                f"a sample cannot be asked for ({error}): mend the parameters that it was given"
-            ) from error
-        told = {**headers, "Idempotency-Key": str(uuid.uuid4()), "Content-Type": "application/json"}
-        if affinity_key:
-            told["X-Baseten-Session-ID"] = affinity_key
-        answer = await self._transport.call("queue", "POST", "/sample", body=body, headers=told)
-        with understood(self._transport, "POST /sample"):
-            operation = Operation("a sample", read(answer.body, Accepted).operation_id)
+        headers = {**of_run(self._run_id), **pinned(path)}
+        body = sample_body(prompt_ids, params, n, model=self._model, lora=path)
+        told = sample_headers(headers, affinity_key)
+        queued = await accepted(self._transport, "queue", PATH, body, told)
+        operation = Operation("a sample", queued)
         try:
             samples = await result_of(operation, Samples, self._transport, "result", headers)
         except anyio.get_cancelled_exc_class():
-            await self._take_out(operation.id, headers)
+            await self._take_out(operation, headers)
             raise
         with understood(self._transport, "the result of a sample"):
-            completions = sampled(samples, version)
-            if len(completions) != n:
-                raise WireError(f"choices: {len(completions)} of the {n} asked for")
-        return completions
+            return completions(samples, version, n)
 
-    async def _take_out(self, operation: str, headers: dict[str, str]) -> None:
-        path = f"/operations/{quote(operation, safe='')}/cancel"
+    async def _take_out(self, operation: Operation, headers: dict[str, str]) -> None:
+        path = f"{operation.path}/cancel"
         with anyio.CancelScope(shield=True), anyio.move_on_after(CANCEL_SECONDS):
             try:
                 await self._transport.call("probe", "POST", path, body=b"", headers=headers)
