@@ -32,7 +32,7 @@ from loops_cookbook.local.requests import (
     SampleJob,
     TokenScore,
 )
-from loops_cookbook.local.routes import Limits
+from loops_cookbook.local.routes import MOST_ANNOUNCED, Limits
 from loops_cookbook.local.worker import Worker
 from loops_cookbook.services.base import AdamParams, LossSpec, SampleParams
 from loops_cookbook.services.direct import HttpSampler
@@ -79,9 +79,11 @@ class ScriptedEngine:
     config: Mapping[str, object] | None = None
     waiting: list[Ticket] = field(default_factory=list[Ticket])
     broken: str = ""
+    seeds: list[int | None] = field(default_factory=list[int | None])
 
     def init_trainer(self, lora_rank: int, *, seed: int | None = None) -> None:
         self.calls.append("init_trainer")
+        self.seeds.append(seed)
         self.lora_rank, self.step, self.policy_version, self.gradients = lora_rank, 0, 0, 0
 
     def check_rank(self, lora_rank: int) -> None:
@@ -187,6 +189,11 @@ class Served:
 
     async def result(self, key: str) -> dict[str, Any]:
         return (await self.client.get(f"/operations/{quote(key, safe='')}")).json()
+
+    async def announce(self, seed: int) -> str:
+        """A run that shall begin with a seed."""
+        body = {"base_model": MODEL, "seed": seed}
+        return (await self.client.post("/v1/loops/trainers", json=body)).json()["run"]["id"]
 
     async def train(self, key: str = "u") -> None:
         """One update, published."""
@@ -824,3 +831,25 @@ class TestOurClients:
         async with serving() as served, self.clients(served) as (_, sampler):
             with pytest.raises(ServiceUnavailable, match="not published"):
                 await sampler.sample(ids_of([1]), SampleParams(max_tokens=1), min_policy_version=7)
+
+
+class TestSeeds:
+    """Those of runs that were announced stayed for as long as the server."""
+
+    async def test_a_run_keeps_its_seed_until_another_replaces_it(self) -> None:
+        async with serving() as served:
+            first, second = await served.announce(1), await served.announce(2)
+            for key, run in enumerate((first, first, second, first)):
+                await served.begin(run, f"init-{key}")
+            await served.result("init-3")
+        assert served.engine.seeds == [1, 1, 2, None]
+
+    async def test_of_runs_that_never_begin_the_newest_are_remembered(self) -> None:
+        async with serving() as served:
+            trained = await served.announce(-1)
+            await served.begin(trained, "first")
+            runs = [await served.announce(seed) for seed in range(MOST_ANNOUNCED + 1)]
+            for key, run in enumerate((trained, runs[0], runs[1], runs[-1])):
+                await served.begin(run, f"init-{key}")
+            await served.result("init-3")
+        assert served.engine.seeds == [-1, -1, None, 1, MOST_ANNOUNCED]

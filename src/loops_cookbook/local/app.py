@@ -30,7 +30,8 @@ from loops_cookbook.local.control import OPEN_PREFIX, Control
 from loops_cookbook.local.errors import BadRequest
 from loops_cookbook.local.metrics import Tally, Watched
 from loops_cookbook.local.operations import Operations
-from loops_cookbook.local.routes import Limits, Sampler, Trainer
+from loops_cookbook.local.routes import Limits, Trainer
+from loops_cookbook.local.samples import Sampler
 from loops_cookbook.local.worker import Worker
 from loops_cookbook.services.bodies import WireError
 

@@ -100,7 +100,7 @@ class Control:
             raise BadRequest("reuse_from: a new trainer here ends the one before; leave it out")
         run_id = f"run-{secrets.token_hex(8)}"
         if body.seed is not None:
-            self._trainer.seeds[run_id] = body.seed
+            self._trainer.announce(run_id, body.seed)
         run = {
             "id": run_id,
             "base_model": self._engine.model_name,

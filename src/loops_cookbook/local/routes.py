@@ -1,4 +1,4 @@
-"""The routes of a trainer and of its sampler, over one worker.
+"""The routes of a trainer, over one worker.
 
 Each handler checks a request, hands it to the worker and writes the answer. Large bodies are read
 and written in threads, a few at a time. What is refused is raised as `BadRequest` or `WireError`;
@@ -6,12 +6,11 @@ the app makes 422 of both.
 """
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TypeAlias, TypeVar
 from urllib.parse import quote
 
-import anyio
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -21,15 +20,14 @@ from loops_cookbook.local.answers import (
     json_answer,
     read_body,
     refusal,
-    while_connected,
 )
-from loops_cookbook.local.decode import job_of, rows_of
+from loops_cookbook.local.decode import rows_of
 from loops_cookbook.local.errors import BadRequest
 from loops_cookbook.local.metrics import Tally
 from loops_cookbook.local.operations import Operation, Operations
 from loops_cookbook.local.places import Place
-from loops_cookbook.local.requests import AdamW, LossOutput, SampleJob, Weights
-from loops_cookbook.local.worker import Drawn, NotServed, Worker
+from loops_cookbook.local.requests import AdamW, LossOutput
+from loops_cookbook.local.worker import Worker
 from loops_cookbook.services.bodies import (
     Accepted,
     ForwardBackward,
@@ -39,7 +37,6 @@ from loops_cookbook.services.bodies import (
     LoadStateResult,
     OptimStep,
     OptimStepResult,
-    Sample,
     SaveForSampler,
     SaveForSamplerResult,
     SaveState,
@@ -47,7 +44,7 @@ from loops_cookbook.services.bodies import (
     read,
     write,
 )
-from loops_cookbook.services.wire import POLICY_VERSION, output_json, samples_json
+from loops_cookbook.services.wire import output_json
 
 MAX_KEY_CHARACTERS = 128
 CHANGING = frozenset(
@@ -60,6 +57,9 @@ CHANGING = frozenset(
     }
 )
 """Operations on what is trained: its weights, its gradients, its optimizer."""
+
+MOST_ANNOUNCED = 256
+"""Runs that were announced with a seed and have not begun: who announced them may have gone."""
 
 TrainerBodyT = TypeVar(
     "TrainerBodyT", InitTrainer, ForwardBackward, OptimStep, SaveForSampler, SaveState, LoadState
@@ -78,10 +78,6 @@ class Limits:
     """A client's chunks have 24 MiB and a little."""
 
 
-MOST_DIGITS = 18
-"""Of a policy version."""
-
-
 class Trainer:
     """The trainer's routes, and which run it trains."""
 
@@ -98,8 +94,8 @@ class Trainer:
         self._run_id: str | None = None
         self._last: str | None = None
         """The last operation of `CHANGING` that was accepted."""
-        self.seeds: dict[str, int] = {}
-        """Of runs that were announced and shall begin with a seed of their own."""
+        self._seeds: dict[str, int] = {}
+        """Of the run that is trained, and of those that may still begin, the oldest first."""
 
     def routes(self) -> list[Route]:
         """Every route of a trainer that this server has."""
@@ -126,6 +122,13 @@ class Trainer:
                 f"run {run_id!r} is not trained here, {self._run_id!r} is: one engine serves one "
                 "run at a time, so begin with init_trainer_server or use another engine"
             )
+
+    def announce(self, run_id: str, seed: int) -> None:
+        """Let a run begin with a seed of its own, unless `MOST_ANNOUNCED` others come before it."""
+        self._seeds[run_id] = seed
+        waiting = [run for run in self._seeds if run != self._run_id]
+        for run in waiting[:-MOST_ANNOUNCED]:
+            del self._seeds[run]
 
     @property
     def has_begun(self) -> bool:
@@ -192,6 +195,8 @@ class Trainer:
 
     def _accept(self, operation: Operation, body: TrainerBodyT, work: Work) -> None:
         if isinstance(body, InitTrainer):
+            if self._run_id is not None and body.run_id != self._run_id:
+                self._seeds.pop(self._run_id, None)  # it was replaced, and does not begin again
             self._has_begun, self._run_id = True, body.run_id
         if operation.name in CHANGING:
             self._last = operation.id
@@ -202,7 +207,7 @@ class Trainer:
         self.check_model(body.base_model)
         self._engine.check_rank(body.lora_rank)
 
-        seed = None if body.run_id is None else self.seeds.get(body.run_id)
+        seed = None if body.run_id is None else self._seeds.get(body.run_id)
 
         def work() -> bytes:
             self._engine.init_trainer(body.lora_rank, seed=seed)
@@ -279,82 +284,6 @@ class Trainer:
         return work
 
 
-class Sampler:
-    """The sampler's routes."""
-
-    def __init__(self, worker: Worker, trainer: Trainer, limits: Limits, tally: Tally) -> None:
-        self._worker = worker
-        self._engine = worker.engine
-        self._trainer = trainer
-        self._limits = limits
-        self._tally = tally
-        self._parsing = Parsing(worker.off_load)
-
-    def routes(self) -> list[Route]:
-        """Every route of a sampler that this server has."""
-        return [
-            Route("/sample", self._sample, methods=["POST"]),
-            Route("/v1/models", self._models, methods=["GET"]),
-            Route("/trainers_policy_version", self._policy_version, methods=["GET"]),
-        ]
-
-    def _unfloored(self, request: Request) -> Weights:
-        """What a request is sampled from that asks for no version: a checkpoint, or a beginning."""
-        path = request.headers.get("x-checkpoint-path")
-        if path is not None:
-            return self._engine.pin(Place.parse(path))
-        if "x-run-id" not in request.headers:
-            return "base"
-        if self._trainer.has_begun:
-            self._trainer.check_run(request.headers["x-run-id"])
-        return "start"
-
-    async def _policy_version(self, _: Request) -> Response:
-        return json_answer({"policy_version": self._engine.policy_version})
-
-    async def _models(self, _: Request) -> Response:
-        base, version = self._engine.model_name, self._engine.policy_version
-        models: list[dict[str, object]] = [{"id": base, "object": "model", "parent": None}]
-        if version:
-            models.append({"id": f"policy-{version}", "object": "model", "parent": base})
-        return json_answer({"object": "list", "data": models})
-
-    async def _sample(self, request: Request) -> Response:
-        raw = await read_body(request, self._limits.max_body_bytes)
-        job = await self._parsing.do(partial(self._job, raw), len(raw))
-        floor = request.headers.get("x-min-policy-version", "0")
-        if not floor.isdecimal() or len(floor) > MOST_DIGITS:
-            raise BadRequest(
-                f"X-Min-Policy-Version is {floor[:40]!r}: send an integer of 0 or more"
-            )
-        if "x-checkpoint-path" in request.headers and self._engine.policy_version < int(floor):
-            # A checkpoint is served until the policy is at the version that is asked for.
-            floor = "0"
-        job = replace(job, weights=self._unfloored(request))
-
-        async def answer() -> Response:
-            with anyio.move_on_after(self._limits.hold_seconds) as holding:
-                await self._worker.reach(int(floor))
-            if holding.cancelled_caught:
-                return refusal(408, f"policy version {floor} is not published yet: ask again")
-            try:
-                drawn = await self._worker.sample(job, int(floor))
-            except NotServed as error:
-                return refusal(408, str(error))
-            except Exception as error:  # the engine's; the request was checked before
-                return refusal(500, f"{type(error).__name__}: {error}")
-            self._tally.sampled(drawn.sampled.completions)
-            return await self._parsing.do(partial(_sampled, job.prompt_ids, drawn), _size(drawn))
-
-        with self._tally.sampling():
-            return await while_connected(request, answer)
-
-    def _job(self, raw: bytes) -> SampleJob:
-        job = job_of(read(raw, Sample), self._engine.max_seq_len)
-        self._engine.check_job(job)
-        return job
-
-
 def _key(request: Request) -> str:
     """The key that will name an operation, and be a part of its address.
 
@@ -371,20 +300,6 @@ def _key(request: Request) -> str:
             "32 hexadecimal digits"
         )
     return key
-
-
-def _size(drawn: Drawn) -> int:
-    """About how many bytes of JSON it makes."""
-    tokens = sum(len(completion.ids) for completion in drawn.sampled.completions)
-    scores = sum(len(told or ()) for told in drawn.sampled.prompt_scores or ())
-    return 64 * (tokens + scores)
-
-
-def _sampled(prompt: list[int], drawn: Drawn) -> Response:
-    body = samples_json(prompt, drawn.sampled.completions, drawn.sampled.prompt_scores)
-    version = drawn.policy_version
-    headers = {} if version is None else {POLICY_VERSION: str(version)}
-    return Response(body, headers=headers, media_type="application/json")
 
 
 def _accepted(operation: Operation) -> Response:
