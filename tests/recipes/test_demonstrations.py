@@ -166,7 +166,7 @@ def test_each_trained_message_stands_once_after_the_prompt_of_generation(
         (
             (turn("user", "a?"), turn("assistant", "", tool_calls=[{"function": {"name": "f"}}])),
             {},
-            "messages[1]: PlainRenderer: it has no way to call tools",
+            "messages[1]: PlainRenderer: the message calls tools, and none are declared",
         ),
         (
             ({"role": "user", "content": [{"type": "image_url"}]}, turn("assistant", "one")),

@@ -118,6 +118,27 @@ def test_a_newer_schema_is_refused(folder: RunFolder) -> None:
 
 
 @pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"schema": None}, "has schema null, which is no number of one: it was changed"),
+        ({"schema": "1"}, "has schema '1', which is no number of one"),
+        ({"schema": True}, "has schema true, which is no number of one"),
+        ({"schema": 0}, "has schema 0, which is no number of one"),
+        ({}, "has no schema, so no run wrote it as it is: it was changed or damaged"),
+    ],
+)
+def test_a_schema_that_is_none_is_told_as_what_it_is(
+    folder: RunFolder, changed: dict[str, object], told: str
+) -> None:
+    """A `run.json` without one asked for a newer version of this package."""
+    row = json.loads(folder.run.read_text())
+    del row["schema"]
+    folder.run.write_text(encode({**row, **changed}))
+    with pytest.raises(RunFolderError, match=told):
+        open_run(folder.root)
+
+
+@pytest.mark.parametrize(
     ("files", "told"),
     [
         ([], "has no run.json: name the folder of a run"),

@@ -115,3 +115,16 @@ def test_a_call_of_the_history_is_written_as_it_is_read() -> None:
     extended = renderer.extend(renderer.render([user], [TOOL]), sampled, [result], [TOOL])
     assert extended is not None
     assert extended.tolist() == renderer.render([user, said, result], [TOOL]).tolist()
+
+
+def test_a_demonstrated_call_is_read_back_as_it_was_written() -> None:
+    """A reply that calls tools was refused as one of a format that has no way to do so."""
+    renderer = PlainRenderer()
+    function = {"name": "look", "arguments": {"at": "é"}}
+    calls = [{"type": "function", "function": function}]
+    said = {"role": "assistant", "content": "I look.", "tool_calls": calls}
+    parsed = renderer.parse(renderer.supervise([said], [TOOL]), [TOOL])
+    assert [(call.name, call.arguments) for call in parsed.tool_calls] == [("look", {"at": "é"})]
+    assert (parsed.content or "").strip() == "I look."
+    with pytest.raises(ValueError, match="calls tools, and none are declared"):
+        renderer.supervise([said])

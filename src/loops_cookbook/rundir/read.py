@@ -15,6 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from loops_cookbook.attempts import Scalar
 from loops_cookbook.errors import RunFolderError
 from loops_cookbook.journal import Row, read_rows
+from loops_cookbook.problems import found
 from loops_cookbook.records import (
     SCHEMA_VERSION,
     EvaluationRow,
@@ -83,19 +84,33 @@ def open_run(root: Path) -> RecordedRun:
     """Read what a run is.
 
     Raises:
-        RunFolderError: it is no run folder, or its records are of a newer schema.
+        RunFolderError: it is no run folder, its records are of a newer schema, or no run's.
     """
     folder = RunFolder(root)
     if not folder.run.is_file():
         raise RunFolderError(_no_run(root))
     row = _object(folder.run)
-    schema = row.get("schema")
-    if not isinstance(schema, int) or schema > SCHEMA_VERSION:
-        raise RunFolderError(
-            f"{folder.run} has schema {schema!r}, and this version of loops-cookbook reads "
-            f"schemas up to {SCHEMA_VERSION}: install a newer version"
-        )
+    _require_schema(folder.run, row)
     return RecordedRun(folder, _valid(folder.run, _RUN.validate_python, row))
+
+
+def _require_schema(path: Path, row: Row) -> None:
+    if "schema" not in row:
+        raise RunFolderError(
+            f"{path} has no schema, so no run wrote it as it is: it was changed or damaged, or is "
+            "another program's"
+        )
+    schema = row["schema"]
+    if not isinstance(schema, int) or isinstance(schema, bool) or schema < 1:
+        raise RunFolderError(
+            f"{path} has schema {found(schema)}, which is no number of one: it was changed or "
+            "damaged"
+        )
+    if schema > SCHEMA_VERSION:
+        raise RunFolderError(
+            f"{path} has schema {schema}, and this version of loops-cookbook reads schemas up to "
+            f"{SCHEMA_VERSION}: install a newer version"
+        )
 
 
 def read_evaluations(folder: RunFolder) -> tuple[EvaluationRow, ...]:

@@ -107,15 +107,15 @@ class PlainRenderer:
         return self._array(ids, new_messages)
 
     def supervise(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> Ids:
-        """The last message's content and the end mark.
+        """The last message's content, its calls as they are read, and the end mark.
 
         Raises:
-            ValueError: it calls tools, which the format does not have.
+            ValueError: it calls tools, and none are declared: they would be read as content.
         """
-        if tools or messages[-1].get("tool_calls"):
-            raise ValueError("it has no way to call tools")
-        content = text_of(messages[-1].get("content")) or ""
-        return np.array([*self.tokenizer.encode(content), self.tokenizer.end_id], np.int32)
+        if messages[-1].get("tool_calls") and not tools:
+            raise ValueError("the message calls tools, and none are declared")
+        text = _written(messages[-1])
+        return np.array([*self.tokenizer.encode(text), self.tokenizer.end_id], np.int32)
 
     def parse(self, sampled_ids: Ids, tools: Sequence[Tool] | None = None) -> ParsedReply:
         """All of a reply is its content, but for calls where tools are declared."""
