@@ -1,6 +1,7 @@
 """Equal waiting calls share a request; nobody pays for another's leaving."""
 
 import asyncio
+import traceback
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -11,7 +12,7 @@ import pytest
 
 from loops_cookbook.errors import ServiceRefused, ServiceUnavailable
 from loops_cookbook.services.base import SampleParams
-from loops_cookbook.services.gather import GatheringSampler
+from loops_cookbook.services.gather import GatheringSampler, another
 from loops_cookbook.tokens import Ids, SampledTokens, ids_of, logprobs_of
 
 pytestmark = pytest.mark.anyio
@@ -165,6 +166,77 @@ async def test_an_error_goes_to_every_caller() -> None:
     assert {name: str(error) for name, error in callers.errors.items()} == dict.fromkeys(
         "abc", "down"
     )
+
+
+async def test_each_caller_gets_an_exception_of_its_own() -> None:
+    """One object was raised in all of them: its traceback had the frames of every caller, and the
+    context of whichever came last."""
+    down = ServiceUnavailable("down")
+    down.__cause__ = OSError(111, "Connection refused")
+    inner = opened(error=down)
+
+    async def call(name: str) -> None:
+        try:
+            raise KeyError(name)
+        except KeyError:
+            await callers.call(name)
+
+    async with GatheringSampler(inner) as sampler, anyio.create_task_group() as tasks:
+        callers = Callers(sampler)
+        for name in "abc":
+            tasks.start_soon(call, name)
+    assert len({id(error) for error in callers.errors.values()}) == 3
+    for error in callers.errors.values():
+        assert (type(error), str(error), error.__cause__) == (type(down), "down", down.__cause__)
+        called = [frame.name for frame in traceback.extract_tb(error.__traceback__)]
+        assert called.count("call") == 1
+
+
+class Worded(Exception):
+    """Takes other arguments than its text."""
+
+    def __init__(self, what: str, *, where: str) -> None:
+        super().__init__(f"{what} at {where}")
+        self.where = where
+
+
+class Unlike(Exception):
+    """Cannot be made again."""
+
+    def __new__(cls, *args: object) -> "Unlike":
+        if args != ("once",):
+            raise TypeError("no")
+        return super().__new__(cls, *args)
+
+    def __init__(self, *_: object) -> None:
+        super().__init__("never again")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ServiceRefused("no"),
+        Worded("lost", where="sea"),
+        KeyError("a"),
+        OSError(2, "No such file", "a.txt"),
+        UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"),
+        ImportError("no torch", name="torch"),
+        ExceptionGroup("two", [ValueError("a"), TypeError("b")]),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_another_exception_says_the_same(error: Exception) -> None:
+    error.add_note("seen at sea")
+    error.__cause__ = ValueError("why")
+    made = another(error)
+    assert made is not error
+    assert traceback.format_exception(made) == traceback.format_exception(error)
+    assert vars(made) == vars(error)
+
+
+def test_an_exception_that_cannot_be_made_again_is_shared() -> None:
+    error = Unlike("once")
+    assert another(error) is error
 
 
 async def test_after_an_error_the_next_call_is_asked_anew() -> None:

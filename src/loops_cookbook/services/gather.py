@@ -5,14 +5,16 @@ are. The first of them opens a request; those that come before it is `settle`d j
 carries the seed of the lowest attempt, and its completions are dealt out in the attempts' order:
 so what each gets does not depend on who came first. The requests belong to the sampler, not to a
 caller: whoever leaves, the first one included, leaves the others unharmed, and a request that
-everybody left is given up. An error goes to every caller.
+everybody left is given up. An error goes to every caller, to each as an exception of its own.
 
 There is no timer. By default a request leaves when the event loop has run every task that was
 ready. Where prompts are made in worker threads, callers become ready one by one; there, `settle`
 should wait behind that work.
 """
 
+import copy
 from collections.abc import Awaitable, Callable, Hashable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Self, cast
 
@@ -176,6 +178,33 @@ class GatheringSampler:
 def _deal(outcome: tuple[SampledTokens, ...] | Exception, calls: list[_Call]) -> None:
     start = 0
     for call in calls:
-        is_error = isinstance(outcome, Exception)
-        call.finish(outcome if is_error else outcome[start : start + call.n])
+        if isinstance(outcome, Exception):
+            call.finish(outcome if call is calls[0] else another(outcome))
+        else:
+            call.finish(outcome[start : start + call.n])
         start += call.n
+
+
+def another(error: Exception) -> Exception:
+    """An exception of the same type that says the same, for the same cause.
+
+    Raising one adds to its traceback and sets its context, so an exception that several tasks raise
+    would tell each of them of the others. The exception itself, where none can be made.
+    """
+    # The first way runs no `__init__`, which may take other arguments than `args`; the second is
+    # for types that keep their text elsewhere.
+    for make in (_unmade, copy.copy):
+        with suppress(Exception):
+            made = make(error)
+            if type(made) is type(error) and str(made) == str(error):
+                made.__context__ = error.__context__
+                made.__cause__ = error.__cause__  # sets __suppress_context__ too
+                made.__suppress_context__ = error.__suppress_context__
+                return made.with_traceback(error.__traceback__)
+    return error
+
+
+def _unmade(error: Exception) -> Exception:
+    made = type(error).__new__(type(error), *error.args)
+    made.__dict__.update(error.__dict__)
+    return made
