@@ -86,6 +86,28 @@ def test_hosted_loops_has_every_loss(make_plan) -> None:
         assert make_plan(f"training.loss='{loss}'", scope="dedicated").scope.is_hosted
 
 
+OF_THE_EMBEDDED_ENGINE = {"model.init": "'random'", "compute.deterministic": "true"}
+
+
+@pytest.mark.parametrize("scope", ["tinker", "dedicated", "remote", "own_engine:service"])
+@pytest.mark.parametrize("key", OF_THE_EMBEDDED_ENGINE)
+def test_what_only_the_embedded_engine_does_is_refused_in_the_table_s_words(
+    make_plan, key: str, scope: str
+) -> None:
+    """Another rule refused it first, in words of its own, so the row was never reached."""
+    value = OF_THE_EMBEDDED_ENGINE[key]
+    (option,) = [option for option in OPTIONS if option.key == key]
+    with pytest.raises(ConfigError) as caught:
+        make_plan(
+            f"{key}={value}",
+            "model.lora_rank=0",  # which random weights need
+            'compute.trainer_url="http://gpu"',
+            values=TINKER,
+            scope=scope,
+        )
+    assert str(caught.value) == f"{key}: found {value}: {option.instead}"
+
+
 @pytest.mark.parametrize("scope", ["tinker", "dedicated"])
 def test_every_weight_is_not_trained_by_a_service(make_plan, scope: str) -> None:
     with pytest.raises(ConfigError, match=r"model\.lora_rank: found 0.*every weight"):

@@ -81,7 +81,7 @@ def test_every_weight_is_only_trained_by_the_embedded_engine(make_plan) -> None:
 
 
 def test_only_the_embedded_engine_can_be_asked_to_be_deterministic(make_plan) -> None:
-    with pytest.raises(ConfigError, match=r"compute\.deterministic: found true, which only"):
+    with pytest.raises(ConfigError, match=r"compute\.deterministic: found true: only"):
         make_plan("compute.deterministic=true")
 
 

@@ -44,7 +44,7 @@ def test_a_bundled_model_is_trained_here_and_its_limit_is_known(loaded) -> None:
             ),
             None,
             ConfigError,
-            "model.init: found 'random', which only the embedded engine starts from",
+            "model.init: found 'random': only the embedded engine starts from it",
         ),
     ],
 )

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 from loops_cookbook.config.load import AnyConfig
 from loops_cookbook.config.rl import RLConfig
 from loops_cookbook.errors import ConfigError, MissingExtra
+from loops_cookbook.problems import found
 from loops_cookbook.recipes.engines import ENGINES, ROUTES, Engine
 from loops_cookbook.recipes.scope import TINKER_URL, TINKER_URL_VARIABLE, Chosen
 
@@ -32,9 +33,10 @@ def _row(  # one verdict an engine, in the order of ENGINES
     thinking_machines: Verdict,
     skyrl_jax: Verdict,
     skyrl_ray: Verdict,
+    own: Verdict = "unknown",
 ) -> Mapping[Engine, Verdict]:
-    told = (embedded, remote, hosted, thinking_machines, skyrl_jax, skyrl_ray)
-    return MappingProxyType(dict(zip(ENGINES, (*told, "unknown"), strict=True)))
+    told = (embedded, remote, hosted, thinking_machines, skyrl_jax, skyrl_ray, own)
+    return MappingProxyType(dict(zip(ENGINES, told, strict=True)))
 
 
 _EVERYWHERE = _row("taken", "taken", "taken", "taken", "taken", "taken")
@@ -80,7 +82,22 @@ def _is_set(table: str, key: str) -> Callable[[Any], bool]:
     return lambda config: key in getattr(config, table).model_fields_set
 
 
+_EMBEDDED_ONLY = _row("taken", "refused", "refused", "refused", "refused", "refused", "refused")
+
 OPTIONS = (
+    Option(
+        "model.init",
+        _EMBEDDED_ONLY,
+        lambda config: config.model.init == "random",
+        "only the embedded engine starts from it (scope local); remove it",
+        '`model.init = "random"`',
+    ),
+    Option(
+        "compute.deterministic",
+        _EMBEDDED_ONLY,
+        lambda config: config.compute.deterministic,
+        "only the embedded engine does it (scope local); remove it",
+    ),
     Option(
         "model.lora_rank",
         _row("taken", "taken", "refused", "refused", "refused", "refused"),
@@ -99,12 +116,6 @@ OPTIONS = (
         _row("taken", "ignored", "taken", "taken", "taken", "ignored"),
         _is_set("model", "seed"),
         "the service sets its own and is not told of this one; remove it",
-    ),
-    Option(
-        "compute.deterministic",
-        _row("taken", "refused", "refused", "refused", "refused", "refused"),
-        lambda config: config.compute.deterministic,
-        "only the embedded engine does it; remove it",
     ),
     Option(
         "training.grad_clip",
@@ -203,8 +214,8 @@ def require_capable(config: AnyConfig, engines: tuple[Engine, ...]) -> None:
         )
     for option in _options(config):
         if _all(option.engines, engines, "refused") and option.asked(config):
-            found = getattr(getattr(config, option.table), option.name)
-            raise ConfigError(f"{option.key}: found {found}: {option.instead}")
+            value = getattr(getattr(config, option.table), option.name)
+            raise ConfigError(f"{option.key}: found {found(value)}: {option.instead}")
 
 
 def ignored(config: AnyConfig, engines: tuple[Engine, ...]) -> Iterator[str]:

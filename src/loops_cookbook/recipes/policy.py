@@ -74,8 +74,7 @@ def plan_policy(
         environment=values,
         model_is_here=model.directory is not None,
     )
-    if not chosen.is_local:
-        _refuse_on_other_scopes(loaded.config, chosen)
+    _require_address(loaded.config, chosen)
     require_capable(loaded.config, engines_of(chosen, values))
     says = _model_config(loaded.config, model, chosen)
     return PlannedPolicy(
@@ -96,22 +95,11 @@ def plan_policy(
     )
 
 
-def _refuse_on_other_scopes(config: AnyConfig, scope: Chosen) -> None:
-    """Refuse what only the embedded engine can do, and servers that have no address."""
+def _require_address(config: AnyConfig, scope: Chosen) -> None:
     if scope.is_remote and config.compute.trainer_url is None:
         raise ConfigError(
             f"{scope.source}: scope 'remote' needs the address of a server; add [compute] "
             'trainer_url, such as "http://gpu-host:8000"'
-        )
-    if config.model.init == "random":
-        raise ConfigError(
-            "model.init: found 'random', which only the embedded engine starts from (scope local); "
-            "remove it"
-        )
-    if config.compute.deterministic:
-        raise ConfigError(
-            "compute.deterministic: found true, which only the embedded engine does (scope "
-            "local); remove it"
         )
 
 
