@@ -853,3 +853,56 @@ class TestSeeds:
                 await served.begin(run, f"init-{key}")
             await served.result("init-3")
         assert served.engine.seeds == [-1, -1, None, 1, MOST_ANNOUNCED]
+
+
+@dataclass
+class Faulty(ScriptedEngine):
+    """An engine that breaks the worker's own loop, and no call of it."""
+
+    is_faulty: bool = False
+
+    @property
+    def is_sampling(self) -> bool:
+        if self.is_faulty:
+            raise RuntimeError("lost count")
+        return bool(self.waiting)
+
+
+class TestDeath:
+    """A server whose worker had died said that it was healthy, and held every call for good."""
+
+    async def test_a_server_whose_worker_died_says_so_to_whoever_asks(self) -> None:
+        engine = Faulty()
+        async with serving(engine) as served:
+            assert (await served.client.get("/health")).status_code == 200
+            engine.is_faulty = True
+            dead = "the engine's worker has died of RuntimeError: lost count"
+            for _ in range(2):  # what killed it, and what comes later
+                sampled = await served.client.post("/sample", json=SAMPLE)
+                assert sampled.status_code == 500
+                assert dead in sampled.json()["detail"]
+            await served.begin()
+            assert dead in (await served.result("init"))["error"]
+            health = await served.client.get("/health")
+            assert health.status_code == 500
+            assert dead in health.json()["detail"]
+
+    async def test_whoever_waits_when_it_dies_is_told(self) -> None:
+        engine = Faulty()
+        async with serving(engine) as served:
+            await served.begin()
+            engine.is_faulty = True
+            await served.post("/forward", loss_body(), "f")
+            assert (await served.result("f"))["error_class"] == "WorkerDied"
+
+    async def test_whoever_must_end_the_process_is_told(self) -> None:
+        engine, told = Faulty(is_faulty=True), anyio.Event()
+        operations = Operations()
+        app = create_app(
+            Worker(engine, operations, off_load=at_once),
+            operations,
+            api_key=None,
+            on_fault=told.set,
+        )
+        async with app.router.lifespan_context(app):
+            await told.wait()

@@ -21,20 +21,14 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from loops_cookbook.errors import LoopsError, UsageError
 from loops_cookbook.services.command import API_KEY_VARIABLE
 
 logger = logging.getLogger("loops_cookbook.local")
 
-KEEP_ALIVE_SECONDS = 120
-"""Longer than clients keep idle connections, so that none of them sends into a closing one."""
-GRACE_SECONDS = 1
-"""For answers under way, once the process is told to end."""
 _ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -137,9 +131,9 @@ def _serve(options: argparse.Namespace, ready_fd: int) -> None:
     began = time.monotonic()
     logger.info("importing torch and transformers")
     # Here and not above: they take seconds, and a mistyped argument should not.
-    from loops_cookbook.local.app import create_app
     from loops_cookbook.local.engine import Engine, EngineSettings
     from loops_cookbook.local.operations import Operations
+    from loops_cookbook.local.server import serve
     from loops_cookbook.local.worker import Worker
 
     imported = time.monotonic()
@@ -161,9 +155,6 @@ def _serve(options: argparse.Namespace, ready_fd: int) -> None:
         )
     )
     operations = Operations()
-    app = create_app(
-        Worker(engine, operations), operations, api_key=api_key, checkpoints=options.checkpoints
-    )
     host, port = listener.getsockname()[:2]
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     logger.info(
@@ -177,34 +168,8 @@ def _serve(options: argparse.Namespace, ready_fd: int) -> None:
     # The socket listens already: whoever reads the line may connect before the server has begun.
     os.write(ready_fd, line.encode() + b"\n")
     os.close(ready_fd)
-    _serve_app(app, listener)
-
-
-def _serve_app(app: Callable[..., Any], listener: socket.socket) -> None:
-    """Serve until told to end; signals that are ignored stay so."""
-    import uvicorn
-
-    class Server(uvicorn.Server):
-        @contextmanager
-        def capture_signals(self) -> Generator[None]:
-            if signal.getsignal(signal.SIGTERM) is signal.SIG_IGN:
-                yield
-                return
-            with super().capture_signals():
-                yield
-
-    config = uvicorn.Config(
-        app,
-        log_config=None,
-        log_level="warning",
-        access_log=False,
-        ws="none",
-        lifespan="on",
-        server_header=False,
-        timeout_keep_alive=KEEP_ALIVE_SECONDS,
-        timeout_graceful_shutdown=GRACE_SECONDS,
-    )
-    Server(config).run(sockets=[listener])
+    worker = Worker(engine, operations)
+    serve(worker, operations, listener, api_key=api_key, checkpoints=options.checkpoints)
 
 
 def _listener(host: str, port: int) -> socket.socket:

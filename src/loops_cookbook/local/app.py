@@ -13,7 +13,8 @@ ignored, nothing is unpickled, and no redirect is ever sent.
 """
 
 import hmac
-from collections.abc import AsyncGenerator
+import logging
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -32,8 +33,10 @@ from loops_cookbook.local.metrics import Tally, Watched
 from loops_cookbook.local.operations import Operations
 from loops_cookbook.local.routes import Limits, Trainer
 from loops_cookbook.local.samples import Sampler
-from loops_cookbook.local.worker import Worker
+from loops_cookbook.local.worker import Worker, WorkerDied
 from loops_cookbook.services.bodies import WireError
+
+logger = logging.getLogger(__name__)
 
 SCHEMES = (b"api-key", b"bearer")
 
@@ -45,6 +48,7 @@ def create_app(
     api_key: str | None,
     checkpoints: Path | None = None,
     limits: Limits | None = None,
+    on_fault: Callable[[], None] | None = None,
 ) -> Starlette:
     """The ASGI app; its lifespan runs the worker.
 
@@ -54,6 +58,7 @@ def create_app(
         api_key: asked of every request; None asks for none.
         checkpoints: where the engine keeps them; None: it keeps none.
         limits: the server's bounds; None: the usual ones.
+        on_fault: told that the worker's own loop has died, so that nothing will be served any more.
     """
     limits = limits or Limits()
     tally = Tally()
@@ -65,7 +70,7 @@ def create_app(
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncGenerator[None]:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(worker.run)
+            tasks.start_soon(_work, worker, on_fault)
             yield
             tasks.cancel_scope.cancel()
 
@@ -82,6 +87,16 @@ def create_app(
     )
     app.router.redirect_slashes = False
     return app
+
+
+async def _work(worker: Worker, on_fault: Callable[[], None] | None) -> None:
+    """Run the worker; a fault of its own must be told, for nothing else would end by it."""
+    try:
+        await worker.run()
+    except WorkerDied as died:
+        logger.critical("%s", died, exc_info=died.__cause__)
+        if on_fault is not None:
+            on_fault()
 
 
 class _KeyAsked:

@@ -144,6 +144,8 @@ class Trainer:
 
     async def _health(self, request: Request) -> Response:
         self.check_model(request.query_params.get("base_model", self._engine.model_name))
+        if self._worker.fault is not None:
+            return refusal(500, self._worker.fault)
         return json_answer({"status": "ok"})
 
     async def _policy_version(self, _: Request) -> Response:

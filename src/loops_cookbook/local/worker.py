@@ -13,6 +13,8 @@ the other waiting for long. To whoever asks it is as if everything ran in the or
 What a call raises ends that operation or that sample and nothing else. But when a
 forward_backward fails, its update is spoilt: every forward_backward of it fails that is sent
 later, and so does the optim_step that ends it. A step is never taken on a part of what was sent.
+
+Of a fault of its own the worker dies, and says so to whoever waits or comes later.
 """
 
 import logging
@@ -24,10 +26,11 @@ from typing import Protocol, TypeVar
 import anyio
 import anyio.to_thread
 
-from loops_cookbook.errors import LoopsError
+from loops_cookbook.errors import OUR_BUG, LoopsError
 from loops_cookbook.local.operations import Operation, Operations
 from loops_cookbook.local.places import Place
 from loops_cookbook.local.requests import LossOutput, Row, Sampled, SampleJob, Weights
+from loops_cookbook.problems import said
 
 logger = logging.getLogger(__name__)
 
@@ -165,6 +168,12 @@ class UpdateSpoilt(LoopsError):
     """An operation was not run, because one before it in the same update failed."""
 
 
+class WorkerDied(LoopsError):
+    """The loop of the worker ended by a fault of its own."""
+
+    exit_status = OUR_BUG
+
+
 @dataclass(slots=True, eq=False)
 class _Work:
     """A trainer operation and what does it."""
@@ -206,6 +215,8 @@ class Worker:
         self._queue: deque[_Work | _Draw] = deque()
         self._drawing: dict[Ticket, tuple[_Draw, int | None]] = {}
         """Samples that the engine has, with the version that they are drawn from, if it has one."""
+        self.fault: str | None = None
+        """Why nothing is served any more."""
         self._spoilt: UpdateSpoilt | None = None
         """Why the rest of the present update is not run."""
         self._arrived = anyio.Event()
@@ -240,7 +251,23 @@ class Worker:
             await self._operated.wait()
 
     async def run(self) -> None:
-        """Serve the queue until cancelled."""
+        """Serve the queue until cancelled.
+
+        Raises:
+            WorkerDied: by a fault of its own; all that waits, or comes later, ends with the same.
+        """
+        try:
+            await self._serve()
+        except Exception as error:
+            self.fault = (
+                f"the engine's worker has died of {type(error).__name__}: {said(error)}: a fault "
+                "of this server, which serves nothing any more; start it again"
+            )
+            for item in (*self._queue, *(draw for draw, _ in self._drawing.values())):
+                self._give_up(item, self.fault)
+            raise WorkerDied(self.fault) from error
+
+    async def _serve(self) -> None:
         while True:
             while not (self._queue or self.engine.is_sampling):
                 self._arrived = anyio.Event()
@@ -255,8 +282,17 @@ class Worker:
                 await self._step()
 
     def _put(self, item: _Work | _Draw) -> None:
+        if self.fault is not None:
+            self._give_up(item, self.fault)
+            return
         self._queue.append(item)
         self._arrived.set()
+
+    def _give_up(self, item: _Work | _Draw, why: str) -> None:
+        if isinstance(item, _Draw):
+            item.end(WorkerDied(why))
+        else:
+            self._fail(item.operation, WorkerDied(why))
 
     async def _operate(self, work: _Work) -> None:
         operation = work.operation
