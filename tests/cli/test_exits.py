@@ -93,14 +93,16 @@ def test_what_was_kept_is_said_with_the_interruption(
 ) -> None:
     @guarded
     def command(as_json: bool = False) -> None:
-        raise kind("go on with: loops run t.toml --resume")
+        raise kind("it is in runs/x\ngo on with: loops run t.toml --resume")
 
     with pytest.raises(typer.Exit) as caught:
         command(as_json=True)
     out, err = capsys.readouterr()
-    assert err.endswith(": go on with: loops run t.toml --resume\n")
+    said, onward = err.splitlines()
+    assert said.endswith(": it is in runs/x")
+    assert onward == "go on with: loops run t.toml --resume"
     assert json.loads(out) == {
-        "errors": [err.strip().removeprefix("loops: ")],
+        "errors": [said.removeprefix("loops: "), onward],
         "exit_status": caught.value.exit_code,
     }
 

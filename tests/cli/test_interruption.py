@@ -1,6 +1,8 @@
 """An interrupted run tells what it waits for, what it kept, and how to go on."""
 
 import signal
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -20,6 +22,8 @@ from loops_cookbook.sandboxes.base import Entry
 from loops_cookbook.sandboxes.ledger import Ledger
 
 pytestmark = pytest.mark.anyio
+
+ONWARD = "go on with: loops run t.toml --resume runs/x/1"
 
 
 def closing(status: RunStatus = "interrupted", onward: str | None = None) -> Closing:
@@ -69,22 +73,24 @@ async def test_what_is_waited_for_is_said_at_once(tmp_path: Path, holding: int, 
 @pytest.mark.parametrize(
     ("how", "told"),
     [
-        (None, "nothing had begun"),
-        (closing(), "it kept no update; what it did is in runs/x/1"),
-        (
-            closing(onward="go on with: loops run t.toml --resume runs/x/1"),
-            "what it did is in runs/x/1; go on with: loops run t.toml --resume runs/x/1",
-        ),
-        (closing("done"), "the run had come to its end; it is in runs/x/1"),
+        (None, ["nothing had begun"]),
+        (closing(), ["it kept no update; what it did is in runs/x/1"]),
+        (closing(onward=ONWARD), ["what it did is in runs/x/1", ONWARD]),
+        (closing("failed", onward=ONWARD), ["what it did is in runs/x/1"]),
+        (closing("done"), ["the run had come to its end; it is in runs/x/1"]),
     ],
-    ids=["early", "nothing kept", "kept", "done"],
+    ids=["early", "nothing kept", "kept", "failed", "done"],
 )
-def test_what_is_left_of_a_run_is_told_with_how_to_go_on(how: Closing | None, told: str) -> None:
+def test_what_is_left_of_a_run_is_told_with_how_to_go_on(
+    how: Closing | None, told: list[str]
+) -> None:
     """Ctrl-C said `interrupted` and no more, SIGTERM nothing at all."""
     assert left(how, RunFolder(Path("runs/x/1"))) == told
 
 
-def interruption(folder: Path, recorder: Notebook) -> Interruption:
+def interruption(
+    folder: Path, recorder: Notebook, closing: Callable[[], Closing] = closing
+) -> Interruption:
     made = Interruption(recorder, RunFolder(folder), closing)
     made.ending = Ending(recorder)
     made.ending.counts = lambda: {"attempts/started": 8}
@@ -134,3 +140,16 @@ def test_an_end_in_order_says_the_same_once(
     assert str(error).startswith("it kept no update; ")
     made.tell(signal.SIGTERM, [])  # as at the end of the time for what comes after
     assert capsys.readouterr().err == ""
+
+
+def test_what_goes_on_is_the_last_line_of_all_and_stands_there_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It stood in the middle of a line, and in the lines before it."""
+    kept = partial(closing, onward=ONWARD)
+    assert ONWARD not in kept().lines(width=80)
+    interruption(tmp_path, Notebook(), kept).tell(signal.SIGINT, ["ended without waiting for it"])
+    said = capsys.readouterr().err.splitlines()
+    assert said[1:] == ["loops: ended without waiting for it", ONWARD]
+    error = interruption(tmp_path, Notebook(), kept).exception(signal.SIGINT)
+    assert str(error).splitlines()[1:] == [ONWARD]

@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 from tests.report.test_progress import run_row
 
-from loops_cookbook.cli.resuming import Resumed, resume_command, told, with_resume_value
+from loops_cookbook.cli.resuming import (
+    UV_RUN,
+    Resumed,
+    program_of,
+    resume_command,
+    told,
+    with_resume_value,
+)
 from loops_cookbook.recipes.memory import Memory
 from loops_cookbook.records import RunStatus
 from loops_cookbook.rundir.layout import RunFolder, new_run_folder
@@ -75,6 +82,27 @@ def test_the_command_that_goes_on_has_all_that_the_first_one_had() -> None:
     assert resume_command("train.toml", [], None, None, Path("/runs/a")) == (
         "loops run train.toml --resume /runs/a"
     )
+
+
+@pytest.fixture
+def bin_folder(tmp_path: Path) -> Path:
+    """A virtual environment's folder of programs, with this one in it."""
+    program = tmp_path / "bin" / "loops"
+    program.parent.mkdir()
+    program.touch(mode=0o755)
+    return program.parent
+
+
+def test_a_run_goes_on_by_what_it_was_started_by(bin_folder: Path, tmp_path: Path) -> None:
+    """It was told to begin with `loops`, which a project of uv does not find."""
+    program = str(bin_folder / "loops")
+    on_path = {"PATH": str(bin_folder)}
+    assert program_of(program, on_path) == ("loops",)
+    assert program_of(program, on_path | {UV_RUN: "1"}) == ("uv", "run", "loops")
+    assert program_of(program, {"PATH": str(tmp_path)}) == (program,)
+    assert program_of("/usr/bin/pytest", {"PATH": str(tmp_path)}) == ("loops",)
+    told = resume_command("t.toml", [], None, None, Path("/runs/a"), program=("uv", "run", "loops"))
+    assert told == "uv run loops run t.toml --resume /runs/a"
 
 
 @pytest.mark.parametrize(

@@ -123,3 +123,11 @@ def test_the_last_line_says_how_to_go_on() -> None:
     )
 
     assert lines[-2:] == ["run: runs/a", "go on with: loops run c.toml --resume runs/a"]
+
+
+def test_what_resumes_an_interrupted_run_is_left_to_the_command_which_says_it_last() -> None:
+    onward = "go on with: loops run c.toml --resume runs/a"
+    interrupted = closing(status="interrupted", onward=onward)
+    assert interrupted.lines(width=20)[-1] == "run: runs/a"
+    assert interrupted.resumed_by == onward
+    assert closing(status="failed", onward=onward).resumed_by is None

@@ -307,7 +307,11 @@ def test_a_second_signal_ends_a_run_whose_event_loop_is_held_and_it_can_be_resum
     end = project.stop(process, INT, INT)
     assert end.status == 130
     line, without = end.said
-    assert "; go on with: loops run train.toml --resume " in line
+    assert line.startswith("loops: interrupted: what it did is in ")
+    *before, last = end.err.splitlines()
+    assert last.startswith("go on with: ")
+    assert "loops run train.toml --resume " in last
+    assert "go on with" not in "".join((end.out, *before))
     assert without.startswith(
         "loops: ended without waiting for what holds the event loop, at holds.py:"
     )

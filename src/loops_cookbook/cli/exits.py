@@ -29,7 +29,7 @@ PIPE_CLOSED = 1
 class Terminated(BaseException):
     """SIGTERM arrived; passes through everything, so that everything is released.
 
-    As with KeyboardInterrupt, its text is what was kept and how to go on.
+    As with KeyboardInterrupt, its text is what was kept, and in a second line how to go on.
     """
 
 
@@ -50,10 +50,10 @@ def guarded(command: Callable[P, None]) -> Callable[P, None]:
     return run
 
 
-def say(lines: Iterable[str]) -> None:
-    """Print what ends a command, on stderr."""
-    for line in lines:
-        typer.echo(f"loops: {line}", err=True)
+def say(lines: Iterable[str], onward: Iterable[str] = ()) -> None:
+    """Print what ends a command, on stderr; what goes on from there as it stands, to be copied."""
+    for line in (*(f"loops: {line}" for line in lines), *onward):
+        typer.echo(line, err=True)
 
 
 @contextmanager
@@ -93,8 +93,9 @@ def _end(error: BaseException, *, debug: bool, as_json: bool) -> NoReturn:
     ours = [cause for cause in causes if isinstance(cause, LoopsError)]
     if (signalled := _signalled(causes)) is not None:
         number, left = signalled
-        status, lines = 128 + number, [interruption(number, left)]
-        _say_both(lines, status, as_json=as_json)
+        what, *onward = left.splitlines() or [""]
+        status = 128 + number
+        _say_both([interruption(number, what)], status, onward, as_json=as_json)
     elif all(isinstance(cause, BrokenPipeError) for cause in causes):
         _forget_streams()
         status = PIPE_CLOSED
@@ -120,10 +121,13 @@ def _signalled(causes: Iterable[BaseException]) -> tuple[signal.Signals, str] | 
     return None
 
 
-def _say_both(lines: Sequence[str], status: int, *, as_json: bool) -> None:
+def _say_both(
+    lines: Sequence[str], status: int, onward: Sequence[str] = (), *, as_json: bool
+) -> None:
     if as_json:
-        typer.echo(json.dumps({"errors": lines, "exit_status": status}, ensure_ascii=False))
-    say(lines)
+        told = {"errors": [*lines, *onward], "exit_status": status}
+        typer.echo(json.dumps(told, ensure_ascii=False))
+    say(lines, onward)
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:

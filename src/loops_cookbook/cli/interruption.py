@@ -1,8 +1,8 @@
 """What a person is told of an interrupted run: what is waited for, what was kept, how to go on.
 
-Told at once what its end waits for and for how long at most; at its end, on one line of stderr,
-where its records are and what goes on with it. A run that is cut short tells the same, and what it
-ended without.
+Told at once what its end waits for and for how long at most; at its end, on stderr, where its
+records are and, on the last line of all, what goes on with it. A run that is cut short tells the
+same, and what it ended without.
 """
 
 import signal
@@ -72,16 +72,17 @@ class Interruption:
         """Say how the run was interrupted and what it ended without, once."""
         if self._telling.acquire(blocking=False):
             with suppress(OSError):  # nobody may listen any more
-                say([interruption(number, self._left()), *without, *self._sandboxes()])
+                what, *onward = self._left()
+                say([interruption(number, what), *without, *self._sandboxes()], onward)
                 sys.stdout.flush()
 
     def exception(self, number: signal.Signals) -> BaseException:
         """What ends the command in order, which says the same."""
         self._telling.acquire(blocking=False)
         kind = KeyboardInterrupt if number == signal.SIGINT else Terminated
-        return kind(self._left())
+        return kind("\n".join(self._left()))
 
-    def _left(self) -> str:
+    def _left(self) -> list[str]:
         return left(self._closing(), self._folder)
 
     def _sandboxes(self) -> Sequence[str]:
@@ -95,16 +96,17 @@ class Interruption:
         return [f"{what} may be left: `loops cleanup {where}` sees to that"] if still else []
 
 
-def left(closing: Closing | None, folder: RunFolder) -> str:
-    """What there is of a run that was interrupted, and how to go on."""
+def left(closing: Closing | None, folder: RunFolder) -> list[str]:
+    """What there is of a run that was interrupted, and how to go on, where there is a way."""
     where = shown(folder.root)
     if closing is None:
-        return "nothing had begun"
+        return ["nothing had begun"]
     if closing.status == "done":
-        return f"the run had come to its end; it is in {where}"
+        return [f"the run had come to its end; it is in {where}"]
     if closing.onward is None:
-        return f"it kept no update; what it did is in {where}"
-    return f"what it did is in {where}; {closing.onward}"
+        return [f"it kept no update; what it did is in {where}"]
+    told = f"what it did is in {where}"
+    return [told] if closing.resumed_by is None else [told, closing.resumed_by]
 
 
 def _waits(keeper: Keeper | None) -> str:

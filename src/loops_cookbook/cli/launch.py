@@ -139,7 +139,9 @@ class _Closed:
         closing = self._progress.closing
         if closing is not None and not self._is_kept:
             self._is_kept = True
-            self._writer.note("info", "\n".join(closing.lines(width=LOG_WIDTH)))
+            onward = [] if closing.resumed_by is None else [closing.resumed_by]
+            told = [*closing.lines(width=LOG_WIDTH), *onward]
+            self._writer.note("info", "\n".join(told))
         return closing
 
 

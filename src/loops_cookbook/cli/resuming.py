@@ -3,7 +3,8 @@
 import os
 import re
 import shlex
-from collections.abc import Sequence
+import shutil
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias, TypeVar
@@ -27,6 +28,9 @@ from loops_cookbook.rundir.read import RecordedRun, open_run
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 PastT = TypeVar("PastT", Past, SFTPast)
 
+PROGRAM = "loops"
+UV_RUN = "UV_RUN_RECURSION_DEPTH"
+"""What `uv run` sets for whatever it starts; `UV` has `uvx` set too."""
 _NEWEST = ""
 """What `--resume` means without a folder."""
 
@@ -60,15 +64,32 @@ def with_resume_value(args: Sequence[str]) -> list[str]:
     return given
 
 
+def program_of(argv0: str, environment: Mapping[str, str]) -> tuple[str, ...]:
+    """What starts this command again, as a person typed it as far as a process can know.
+
+    Args:
+        argv0: what the process was started as.
+        environment: of the process.
+    """
+    if UV_RUN in environment:
+        return ("uv", "run", PROGRAM)
+    found = shutil.which(PROGRAM, path=environment.get("PATH", "")) or ""
+    if os.path.basename(argv0) != PROGRAM or os.path.realpath(found) == os.path.realpath(argv0):
+        return (PROGRAM,)
+    return (os.path.abspath(argv0),)
+
+
 def resume_command(
     config: str,
     set_: Sequence[str],
     scope: str | None,
     env_file: Path | None,
     root: Path,
+    *,
+    program: Sequence[str] = (PROGRAM,),
 ) -> str:
     """What goes on with a run that was begun so, ready for a shell in the same folder."""
-    words = ["loops", "run", config]
+    words = [*program, "run", config]
     for setting in set_:
         words += ["--set", setting]
     words += [] if scope is None else ["--scope", scope]

@@ -1,6 +1,7 @@
 """`loops run`: carry a config out, shown as it goes and recorded in a folder of its own."""
 
 import os
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +22,7 @@ from loops_cookbook.cli.resuming import (
     Resumed,
     ResumeOption,
     find_resumed,
+    program_of,
     resume_command,
     told,
 )
@@ -85,7 +87,8 @@ def run(
     row = _run_row(plan, folder)
     if start is not None:
         row = replace(row, started_from=put_in_place(start, folder))
-    again = resume_command(config, set_ or [], scope, env_file, folder.root)
+    program = program_of(sys.argv[0], os.environ)
+    again = resume_command(config, set_ or [], scope, env_file, folder.root, program=program)
     launch = _Launch(plan, folder, replace(row, resume_command=again), resumed)
     _carry_out(launch, warnings)
 

@@ -37,6 +37,11 @@ class Closing:
     onward: str | None = None
     """How to go on from here; None: no way."""
 
+    @property
+    def resumed_by(self) -> str | None:
+        """What resumes a run that was interrupted: the command says it last, as an error."""
+        return self.onward if self.status == "interrupted" else None
+
     def lines(self, *, width: int, unicode: bool = True) -> list[str]:
         """At most `width` characters each, those with the run's folder in them apart."""
         told = [self._end(), ""]
@@ -49,7 +54,8 @@ class Closing:
             told += [*_scores(self.evaluations, "→" if unicode else "->"), ""]
         if self.counts.get("attempts/finished"):
             told += [f"attempts: {_attempts(self.counts)}"]
-        return [*told, f"run: {self.folder}", *([self.onward] if self.onward else [])]
+        onward = [] if self.onward is None or self.resumed_by is not None else [self.onward]
+        return [*told, f"run: {self.folder}", *onward]
 
     def _end(self) -> str:
         return f"{self.status} after {count(self.updates, 'update')}, {duration(self.seconds)}"
