@@ -343,6 +343,21 @@ class TestSockets:
                 with pytest.raises(ServiceUnavailable, match=f"127.0.0.1:{port}"):
                     await transport.call("submit", "GET", "/health")
 
+    async def test_a_refused_connection_is_told_as_that_with_its_address(self) -> None:
+        """It was called a `ConnectTimeout`, after no time at all."""
+        with closed_port() as port:
+            async with open_transport(f"http://127.0.0.1:{port}", patience=steady(0.0)) as asked:
+                with pytest.raises(ServiceUnavailable) as caught:
+                    await asked.call("chat", "POST", "/chat/completions")
+        told = str(caught.value)
+        assert f"POST http://127.0.0.1:{port}/chat/completions got no answer (Connection" in told
+        assert f"(ConnectionRefusedError: Cannot connect to host 127.0.0.1:{port}" in told
+        assert "Timeout" not in told
+
+    async def test_a_connection_that_is_cut_is_told_as_that(self) -> None:
+        with pytest.raises(ServiceUnavailable, match=r"\(ServerDisconnectedError: Server disc"):
+            await self._asked(b"")
+
     @pytest.mark.parametrize(
         "garbage",
         [

@@ -316,7 +316,9 @@ class Transport:
             # httpx-aiohttp lets a few of aiohttp's errors through: that of a garbled answer, say.
             if not type(error).__module__.startswith("aiohttp."):
                 raise
-            return httpx.RemoteProtocolError(str(error))
+            lost = httpx.RemoteProtocolError(str(error))
+            lost.__cause__ = error
+            return lost
         return Answer(response.status_code, response.headers, content)
 
     def _told(self, outcome: Answer | httpx.RequestError) -> str:
@@ -344,7 +346,17 @@ def _told(outcome: Answer | httpx.RequestError) -> str:
     if isinstance(outcome, Answer):
         return f"answered {outcome.status}: {detail(outcome)}"
     reason = one_line(str(outcome))
-    return f"got no answer ({type(outcome).__name__}{': ' if reason else ''}{reason})"
+    return f"got no answer ({type(_cause(outcome)).__name__}{': ' if reason else ''}{reason})"
+
+
+def _cause(failure: BaseException) -> BaseException:
+    """The innermost error that says something, such as a `ConnectionRefusedError`.
+
+    httpx-aiohttp calls whatever becomes of a connection a `ConnectTimeout`, in the words of the
+    error that it stands for.
+    """
+    cause = None if failure.__cause__ is None else _cause(failure.__cause__)
+    return failure if cause is None or not str(cause) else cause
 
 
 def _outlasts_the_caller(pause: float) -> bool:
