@@ -57,6 +57,7 @@ and what to do.
 | 70 | a bug of loops-cookbook, with its traceback |
 | 130 | interrupted (Ctrl-C), after everything was released, or at once after the second |
 | 143 | told to end (SIGTERM), likewise, within 20 seconds |
+| 129 | hung up (SIGHUP: the terminal or the connection was closed), the same |
 """
 
 MODULES_INTRODUCTION = """\

@@ -10,7 +10,7 @@ import threading
 import pytest
 import typer
 
-from loops_cookbook.cli.exits import Terminated, guarded, leaving
+from loops_cookbook.cli.exits import HungUp, Terminated, guarded, leaving
 from loops_cookbook.errors import ConfigError, EngineDied, LoopsError, UsageError
 
 
@@ -33,6 +33,7 @@ def ended(error: BaseException, *, debug: bool = False) -> int:
         (EngineDied("x"), 1),
         (KeyboardInterrupt(), 130),
         (Terminated(), 143),
+        (HungUp(), 129),
         (RuntimeError("x"), 70),
         (ExceptionGroup("of tasks", [ExceptionGroup("inner", [ConfigError("x")])]), 2),
         (ExceptionGroup("of tasks", [ConfigError("x"), RuntimeError("x")]), 70),
@@ -87,7 +88,7 @@ def test_sigterm_is_said_in_one_line(capsys: pytest.CaptureFixture[str]) -> None
     assert capsys.readouterr() == ("", "loops: told to end (SIGTERM)\n")
 
 
-@pytest.mark.parametrize("kind", [KeyboardInterrupt, Terminated])
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, Terminated, HungUp])
 def test_what_was_kept_is_said_with_the_interruption(
     kind: type[BaseException], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -107,7 +108,7 @@ def test_what_was_kept_is_said_with_the_interruption(
     }
 
 
-@pytest.mark.parametrize("kind", [KeyboardInterrupt, Terminated])
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, Terminated, HungUp])
 def test_what_is_left_of_work_is_said_with_the_interruption(
     kind: type[BaseException], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -148,22 +149,26 @@ def test_a_status_that_a_command_chose_is_kept() -> None:
     assert ended(typer.Exit(1)) == 1
 
 
-def test_sigterm_ends_a_command_after_what_it_holds_was_released() -> None:
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_ends_a_command_after_what_it_holds_was_released(
+    number: signal.Signals, status: int
+) -> None:
+    """A terminal that was closed ended a command with nothing released."""
     released: list[bool] = []
 
     @guarded
     def command() -> None:
         try:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), number)
         finally:
             released.append(True)
 
-    before = signal.getsignal(signal.SIGTERM)
+    before = signal.getsignal(number)
     with pytest.raises(typer.Exit) as caught:
         command()
-    assert caught.value.exit_code == 143
+    assert caught.value.exit_code == status
     assert released == [True]
-    assert signal.getsignal(signal.SIGTERM) is before
+    assert signal.getsignal(number) is before
 
 
 def test_a_command_works_in_another_thread() -> None:

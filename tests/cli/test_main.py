@@ -28,17 +28,30 @@ def test_ctrl_c_during_the_imports_is_one_line_and_status_130() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "loops: interrupted\n")
 
 
-def test_sigterm_during_the_imports_is_one_line_and_status_143() -> None:
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_being_told_to_end_during_the_imports_is_one_line(
+    number: signal.Signals, status: int
+) -> None:
     """It ended the command without a word."""
     code = INTERRUPTED_WHILE_IMPORTING.format(name="loops_cookbook.cli.app")
     code = "import os, signal\n" + code.replace(
-        "raise KeyboardInterrupt", "os.kill(os.getpid(), signal.SIGTERM)"
+        "raise KeyboardInterrupt", f"os.kill(os.getpid(), signal.{number.name})"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (143, "loops: told to end (SIGTERM)\n")
+    assert (done.returncode, done.stderr) == (status, f"loops: told to end ({number.name})\n")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_command_under_nohup_ends_by_no_hangup() -> None:
+    """`nohup` starts a program with SIGHUP ignored."""
+    code = "import os, signal\nsignal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
+    code += INTERRUPTED_WHILE_IMPORTING.format(name="loops_cookbook.cli.app")
+    code = code.replace("raise KeyboardInterrupt", "os.kill(os.getpid(), signal.SIGHUP)")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.startswith("loops-cookbook ")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize(
     "where", ["threading.Thread(target=wait).start()", "atexit.register(wait)"]
 )

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM end a command in order, SIGQUIT never, whatever the program does."""
+"""SIGINT, SIGTERM and SIGHUP end a command in order, SIGQUIT never, whatever the program does."""
 
 import os
 import signal
@@ -70,6 +70,7 @@ command()
             "interrupted",
         ),
         ("SIGTERM", 143, " (SIGTERM): one is released, at most 20 s", "told to end (SIGTERM)"),
+        ("SIGHUP", 129, " (SIGHUP): one is released, at most 20 s", "told to end (SIGHUP)"),
     ],
 )
 def test_a_command_that_is_stopped_releases_and_says_how_to_go_on(

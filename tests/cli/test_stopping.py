@@ -60,6 +60,7 @@ def test_each_signal_is_a_step_further(
 def test_a_scheduler_that_kills_after_30_s_finds_nobody_left(stop_seconds: float) -> None:
     """After SIGTERM an end took the release clock and more, and records were cut by the kill."""
     seconds = end_seconds(signal.SIGTERM, stop_seconds)
+    assert end_seconds(signal.SIGHUP, stop_seconds) == seconds
     assert seconds <= STOP_SECONDS
     assert seconds + HELD_SECONDS + LAST_WORDS_SECONDS < 30
     assert end_seconds(signal.SIGINT, stop_seconds) == stop_seconds
@@ -144,7 +145,36 @@ def test_two_signals_at_once_are_one() -> None:
     assert told.calls == ["cancelled by SIGINT"]
 
 
-@pytest.mark.parametrize("number", SIGNALS)
+def test_a_hangup_after_another_signal_changes_nothing() -> None:
+    """Shell and kernel each send one when a terminal is closed, and that is nobody's haste."""
+    told = Told()
+
+    async def work() -> None:
+        press(signal.SIGHUP)
+        try:
+            await anyio.sleep_forever()
+        finally:
+            press(signal.SIGHUP)
+
+    stopped(told, work)
+    assert told.calls == ["cancelled by SIGHUP"]
+
+
+def test_a_hangup_that_is_ignored_stays_so() -> None:
+    """`nohup` starts a program so."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    told = Told()
+
+    async def work() -> None:
+        press(signal.SIGHUP)
+        await checkpoint()
+
+    stopped(told, work)
+    assert told.calls == []
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_loop_that_is_held_is_left_at_the_second_signal(number: signal.Signals) -> None:
     """`time.sleep` in a coroutine held a run against every signal but SIGKILL."""
     told = Told()

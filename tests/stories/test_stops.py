@@ -4,17 +4,19 @@ The policy is the one of numpy in `patterns/custom_runtime/own_service`, so that
 a second. Its Episode stands still where its environment says.
 """
 
+import fcntl
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import termios
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import pytest
 from tests.report.tracker_double import TrackerDouble
@@ -153,7 +155,7 @@ class Project:
     def hold(self, phase: str, how: str = "", *settings: str, **more: str) -> Process:
         """Start a run that stands still in a phase, and wait until it does."""
         (self.folder / "hold").touch()
-        process = self.start(*settings, HOLD=phase, HOW=how, **more)
+        process = self.start(*settings, resume=False, HOLD=phase, HOW=how, **more)
         wait_for((self.folder / "here").exists)
         return process
 
@@ -165,17 +167,25 @@ class Project:
         for setting in settings:
             words += ["--set", setting]
         with (self.folder / "stderr").open("w") as stderr:
-            process = subprocess.Popen(
-                words,
-                cwd=self.folder,
-                env={**os.environ, **environ, "STOPPED_IN": str(self.folder)},
-                stdout=subprocess.PIPE,
-                stderr=stderr,
-                text=True,
-                start_new_session=True,
-            )
+            return self.begin(words, environ, stdout=subprocess.PIPE, stderr=stderr)
+
+    def begin(self, words: Sequence[str], environ: Mapping[str, str], **streams: Any) -> Process:
+        """Start a command in a session of its own."""
+        process = subprocess.Popen(
+            words,
+            cwd=self.folder,
+            env={**os.environ, **environ, "STOPPED_IN": str(self.folder)},
+            text=True,
+            start_new_session=True,
+            **streams,
+        )
         self.started.append(process)
         return process
+
+    def run(self) -> RecordedRun:
+        """The one that there is."""
+        (root,) = self.folder.glob("runs/*/*")
+        return open_run(root)
 
     def stop(self, process: Process, *numbers: signal.Signals) -> End:
         """Send signals to the group, a while apart, and wait for the end."""
@@ -184,10 +194,9 @@ class Project:
             os.killpg(process.pid, number)
         out, _ = process.communicate(timeout=LONGEST_SECONDS)
         err = (self.folder / "stderr").read_text()
-        (root,) = self.folder.glob("runs/*/*")
         assert "Traceback" not in err
         said = [line for line in err.splitlines() if line.startswith("loops: ")]
-        return End(process.returncode, out, said, err, open_run(root))
+        return End(process.returncode, out, said, err, self.run())
 
     def has_checkpoints(self) -> bool:
         rows = self.folder.glob("runs/*/*/checkpoints.jsonl")
@@ -234,8 +243,12 @@ def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
 
 
 BOX = 'sandbox={backend="local"}'
-ENDED = {signal.SIGINT: (130, "loops: interrupted: "), signal.SIGTERM: (143, "loops: told to end")}
-INT, TERM = signal.SIGINT, signal.SIGTERM
+ENDED = {
+    signal.SIGINT: (130, "loops: interrupted: "),
+    signal.SIGTERM: (143, "loops: told to end (SIGTERM): "),
+    signal.SIGHUP: (129, "loops: told to end (SIGHUP): "),
+}
+INT, TERM, HUP = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 
 
 @pytest.mark.parametrize("number", [INT, TERM])
@@ -321,7 +334,7 @@ def test_a_second_signal_ends_a_run_whose_event_loop_is_held_and_it_can_be_resum
     require_resumes(project, end)
 
 
-@pytest.mark.parametrize("numbers", [(INT,), (TERM,), (INT, INT)], ids=str)
+@pytest.mark.parametrize("numbers", [(INT,), (TERM,), (HUP, HUP), (INT, INT)], ids=str)
 def test_a_run_that_was_stopped_goes_on_with_each_batch_trained_once(
     project: Project, numbers: Sequence[signal.Signals]
 ) -> None:
@@ -401,6 +414,54 @@ def test_a_tracker_that_does_not_finish_is_not_waited_for_after_a_signal(
     root = end.run.folder.root.relative_to(project.folder)
     assert end.said == [f"loops: interrupted: the run had come to its end; it is in {root}"]
     assert end.run.run.status == "done"
+
+
+@pytest.mark.parametrize("ignores", [False, True])
+def test_a_terminal_that_is_closed_ends_a_run_in_order_unless_hangups_are_ignored(
+    project: Project, ignores: bool
+) -> None:
+    """SIGHUP killed it with nothing released; ignored, the next write to the terminal did."""
+    run = [LOOPS, "run", "train.toml"]
+    master, terminal = os.openpty()
+    process = project.begin(
+        ["sh", "-c", 'trap \'\' HUP; exec "$0" "$@"', *run] if ignores else run,
+        {},
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )
+    os.close(terminal)
+    wait_for(project.has_checkpoints)
+    os.close(master)
+    if ignores:
+        wait_for(lambda: "any more (Input/output error)" in project.run().folder.log.read_text())
+        process.send_signal(INT)
+    assert process.wait(LONGEST_SECONDS) == (130 if ignores else 129)
+    assert project.run().run.status == "interrupted"
+    assert project.left_over() == []
+
+
+@pytest.mark.parametrize("stdout", ["read", "left too", "full"])
+def test_a_run_whose_reader_leaves_goes_on_to_its_end(project: Project, stdout: str) -> None:
+    """A dead `tee` ended a run of hours as interrupted, with status 1."""
+    reader, writer = os.pipe()
+    full = os.open("/dev/full", os.O_WRONLY)
+    process = project.begin(
+        [LOOPS, "run", "train.toml", "--set", "training.updates=4"],
+        {},
+        stdout={"read": subprocess.DEVNULL, "left too": writer, "full": full}[stdout],
+        stderr=writer,
+    )
+    os.close(writer)
+    os.close(full)
+    os.read(reader, 1)  # as `head` does
+    os.close(reader)
+    assert process.wait(LONGEST_SECONDS) == 0
+    run = project.run()
+    assert run.run.status == "done"
+    assert len(list(run.steps())) == 4
+    assert "stderr has no reader any more (Broken pipe)" in run.folder.log.read_text()
 
 
 @pytest.mark.parametrize("how", ["", "ignores"])

@@ -1,25 +1,25 @@
 """How a command ends: a `LoopsError` as one line on stderr, everything with its exit status.
 
-0 done; 1 and 2 as the error says; 130 interrupted; 143 told to end, both after everything that
-was open has been released; 70 our bug, with its traceback. A reader that closes the pipe ends a
-command quietly. With `--json` an error stands on stdout too, as JSON. This is the one place that
-turns exceptions into words and numbers.
+0 done; 1 and 2 as the error says; 130 interrupted; 143 and 129 told to end, all three after
+everything that was open has been released; 70 our bug, with its traceback. A reader that closes the
+pipe of the answer ends a command quietly. With `--json` an error stands on stdout too, as JSON.
+This is the one place that turns exceptions into words and numbers.
 """
 
 import functools
 import json
-import os
 import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import NoReturn, ParamSpec, cast
 
 import typer
 
 from loops_cookbook.errors import OUR_BUG, LoopsError
+from loops_cookbook.report.streams import forget
 
 P = ParamSpec("P")
 
@@ -31,6 +31,18 @@ class Terminated(BaseException):
 
     As with KeyboardInterrupt, its text is what was kept, and in a second line how to go on.
     """
+
+
+class HungUp(Terminated):
+    """SIGHUP arrived: the terminal was closed, or the connection to it."""
+
+
+SIGNALLED: Mapping[signal.Signals, type[BaseException]] = {
+    signal.SIGINT: KeyboardInterrupt,
+    signal.SIGHUP: HungUp,
+    signal.SIGTERM: Terminated,
+}
+"""What the signals that end a command are raised as; the narrower first."""
 
 
 def guarded(command: Callable[P, None]) -> Callable[P, None]:
@@ -58,19 +70,26 @@ def say(lines: Iterable[str], onward: Iterable[str] = ()) -> None:
 
 @contextmanager
 def _termination_raises() -> Generator[None]:
-    """Let SIGTERM raise `Terminated` inside the block, where the block may handle signals."""
+    """Let SIGTERM and SIGHUP raise inside the block, where the block may handle signals."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
-    def raise_terminated(*_: object) -> NoReturn:
-        raise Terminated
+    def raise_it(number: int, _: object) -> NoReturn:
+        raise SIGNALLED[signal.Signals(number)]
 
-    before = signal.signal(signal.SIGTERM, raise_terminated)
+    numbers = [number for number in (signal.SIGTERM, signal.SIGHUP) if not is_left(number)]
+    before = {number: signal.signal(number, raise_it) for number in numbers}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def is_left(number: signal.Signals) -> bool:
+    """Whether a signal is none of ours: SIGHUP of a command that `nohup` started."""
+    return number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN
 
 
 @contextmanager
@@ -97,7 +116,7 @@ def _end(error: BaseException, *, debug: bool, as_json: bool) -> NoReturn:
         status = 128 + number
         _say_both([interruption(number, what)], status, onward, as_json=as_json)
     elif all(isinstance(cause, BrokenPipeError) for cause in causes):
-        _forget_streams()
+        forget(sys.stdout.fileno(), sys.stderr.fileno())
         status = PIPE_CLOSED
     elif len(ours) == len(causes):
         status = max(cause.exit_status for cause in ours)
@@ -114,7 +133,7 @@ def _end(error: BaseException, *, debug: bool, as_json: bool) -> NoReturn:
 
 def _signalled(causes: Iterable[BaseException]) -> tuple[signal.Signals, str] | None:
     """The signal that ended a command, and what it was told of what is left."""
-    for kind, number in ((KeyboardInterrupt, signal.SIGINT), (Terminated, signal.SIGTERM)):
+    for number, kind in SIGNALLED.items():
         for cause in causes:
             if isinstance(cause, kind):
                 return number, str(cause)
@@ -126,7 +145,8 @@ def _say_both(
 ) -> None:
     if as_json:
         told = {"errors": [*lines, *onward], "exit_status": status}
-        typer.echo(json.dumps(told, ensure_ascii=False))
+        with suppress(BrokenPipeError):
+            typer.echo(json.dumps(told, ensure_ascii=False))
     say(lines, onward)
 
 
@@ -141,10 +161,3 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
 
 def _say_traceback(error: BaseException) -> None:
     typer.echo("".join(traceback.format_exception(error)).rstrip(), err=True)
-
-
-def _forget_streams() -> None:
-    """Let what is still buffered go nowhere, or the interpreter would complain at its end."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    for stream in (sys.stdout, sys.stderr):
-        os.dup2(nowhere, stream.fileno())

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from loops_cookbook.cli.exits import Terminated, interruption, say
+from loops_cookbook.cli.exits import SIGNALLED, interruption, say
 from loops_cookbook.cli.stopping import AGAIN, stopping
 from loops_cookbook.errors import RunFolderError, RunStopped
 from loops_cookbook.problems import shown
@@ -79,8 +79,7 @@ class Interruption:
     def exception(self, number: signal.Signals) -> BaseException:
         """What ends the command in order, which says the same."""
         self._telling.acquire(blocking=False)
-        kind = KeyboardInterrupt if number == signal.SIGINT else Terminated
-        return kind("\n".join(self._left()))
+        return SIGNALLED[number]("\n".join(self._left()))
 
     def _left(self) -> list[str]:
         return left(self._closing(), self._folder)

@@ -21,6 +21,7 @@ from loops_cookbook.cli.interruption import Interruption
 from loops_cookbook.cli.logs import logs_noted
 from loops_cookbook.cli.signals import answering_quit
 from loops_cookbook.cli.stopping import STOP_SECONDS, Stopper, open_stopper
+from loops_cookbook.problems import shown
 from loops_cookbook.recipes.ending import Ending
 from loops_cookbook.recipes.frame import Surroundings
 from loops_cookbook.recipes.launch import rendering_limiter
@@ -33,6 +34,7 @@ from loops_cookbook.records import Recorder, RunRow, RunStatus
 from loops_cookbook.report.closing import Closing
 from loops_cookbook.report.console import stdout_kept_for_the_answer
 from loops_cookbook.report.progress import Progress
+from loops_cookbook.report.streams import say_on_terminal, told_if_lost
 from loops_cookbook.report.trackers import open_trackers
 from loops_cookbook.rollouts.stall import Narrator
 from loops_cookbook.rundir.layout import RunFolder
@@ -65,7 +67,7 @@ def launched(
 
     Raises:
         KeyboardInterrupt: SIGINT came, and the work has ended.
-        Terminated: SIGTERM came, and the work has ended.
+        Terminated: SIGTERM or SIGHUP came, and the work has ended.
     """
     output = plan.config.output
     with (
@@ -84,6 +86,7 @@ def launched(
         narrator = Narrator(recorder.note)
         end_process = partial(_end_process, stopper, interruption, closed)
         ending = interruption.ending = Ending(recorder, end_process)
+        stack.enter_context(told_if_lost(partial(_goes_on_unread, stopper, writer, folder)))
         with logs_noted(recorder), answering_quit(narrator.tell), collecting_seldom():
             for warning in (*warnings, *_open_files(plan)):
                 recorder.note("warning", warning)
@@ -143,6 +146,17 @@ class _Closed:
             told = [*closing.lines(width=LOG_WIDTH), *onward]
             self._writer.note("info", "\n".join(told))
         return closing
+
+
+def _goes_on_unread(stopper: Stopper, writer: RunWriter, folder: RunFolder, why: str) -> None:
+    """Nobody sees what the run shows; whoever started it may still be there, and wait."""
+    if stopper.number is not None:  # it ends
+        return
+    writer.note("warning", f"stderr has no reader any more ({why}): the run goes on unseen")
+    say_on_terminal(
+        f"nobody reads the run's progress any more: it goes on, and {shown(folder.log)} tells of "
+        "it; Ctrl-C ends it"
+    )
 
 
 def _open_files(plan: AnyPlan) -> Sequence[str]:

@@ -12,8 +12,12 @@ def main() -> None:
     """Run the command that the process's arguments name, and exit."""
     import atexit
 
+    from loops_cookbook.report.streams import prepare_streams
+
     atexit.register(_ignore_signals)  # first, so it comes last: then the interpreter itself ends
-    _end_at("SIGTERM", 143, "loops: told to end (SIGTERM)\n")  # nothing is held yet
+    prepare_streams()
+    for name, status in (("SIGTERM", 143), ("SIGHUP", 129)):  # nothing is held yet
+        _end_at(name, status, f"loops: told to end ({name})\n")
     try:
         from loops_cookbook.cli import app
 
@@ -23,8 +27,8 @@ def main() -> None:
         sys.exit(130)
     except SystemExit as ended:
         status = ended.code if isinstance(ended.code, int) else int(bool(ended.code))
-        _end_at("SIGINT", status)
-        _end_at("SIGTERM", status)
+        for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+            _end_at(name, status)
         import threading
 
         if threading.active_count() > 1:
@@ -37,12 +41,12 @@ def main() -> None:
 def _ignore_signals() -> None:
     import signal
 
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM):
         signal.signal(number, signal.SIG_IGN)
 
 
 def _end_at(name: str, status: int, words: str = "") -> None:
-    """Let a signal end the process at once."""
+    """Let a signal end the process at once; SIGHUP not where it is ignored, as `nohup` has it."""
     import os
     import signal
 
@@ -51,4 +55,6 @@ def _end_at(name: str, status: int, words: str = "") -> None:
         sys.stderr.flush()
         os._exit(status)
 
-    signal.signal(signal.Signals[name], end)
+    number = signal.Signals[name]
+    if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+        signal.signal(number, end)

@@ -1,7 +1,8 @@
 """Signals of commands that leave no records, and the one that ends nothing.
 
-SIGINT and SIGTERM end such a command by the rule of `cli.stopping`: in order, within a bound, and
-at the next signal at once. SIGQUIT ends nothing: a run says what it waits for and goes on.
+SIGINT, SIGTERM and SIGHUP end such a command by the rule of `cli.stopping`: in order, within a
+bound, and at the next signal at once. SIGQUIT ends nothing: a run says what it waits for and goes
+on.
 """
 
 import signal
@@ -12,7 +13,7 @@ from types import FrameType
 
 import anyio
 
-from loops_cookbook.cli.exits import Terminated, interruption, say
+from loops_cookbook.cli.exits import SIGNALLED, interruption, say
 from loops_cookbook.cli.stopping import STOP_SECONDS, open_stopper, stopping
 
 
@@ -52,12 +53,12 @@ def run_until_signalled(
 
     Raises:
         KeyboardInterrupt: SIGINT came, and the work has ended.
-        Terminated: SIGTERM came, and the work has ended.
+        Terminated: SIGTERM or SIGHUP came, and the work has ended.
     """
     with open_stopper(_Command(waits, left), seconds) as stopper:
         anyio.run(partial(stopper.until_stopped, work))
     if stopper.number is not None:
-        raise KeyboardInterrupt(left) if stopper.number == signal.SIGINT else Terminated(left)
+        raise SIGNALLED[stopper.number](left)
 
 
 @contextmanager

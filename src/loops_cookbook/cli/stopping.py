@@ -1,9 +1,12 @@
-"""What SIGINT and SIGTERM do to a command, and how long its end may take after them.
+"""What SIGINT, SIGTERM and SIGHUP do to a command, and how long its end may take after them.
 
 The first signal cancels the work, which releases what it holds. At the next one, or when the time
 for that is over, the end is hurried: nothing is waited for any more, and what is known is written.
 One more, or a little more time, ends the process. It ends at once where hurrying would be of no
 use: the event loop is held by code that never awaits, or all that is left comes after the work.
+
+SIGHUP (a closed terminal or connection) is nobody's haste: one that follows another signal, as the
+shell's and the kernel's follow each other, changes nothing.
 
 The rule is `next_step`. A `Stopper` has the handlers and the clock: a thread, which goes on while
 the event loop does not. It lives until the process ends, which it bounds, once a signal has come.
@@ -25,11 +28,13 @@ from typing import Protocol
 
 import anyio
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+from loops_cookbook.cli.exits import is_left
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 STOP_SECONDS = 20.0
-"""For the whole end after SIGTERM: schedulers send SIGKILL after 30 s. Of work that has no clock of
-its own, after SIGINT too."""
+"""For the whole end after SIGTERM, since schedulers send SIGKILL after 30 s, and after SIGHUP. Of
+work that has no clock of its own, after SIGINT too."""
 HURRY_SECONDS = 3.0
 """Of that, for an end that waits for nothing any more."""
 HELD_SECONDS = 1.0
@@ -70,7 +75,7 @@ def next_step(last: Step | None, *, works: bool, heeds: bool) -> Step:
 
 def end_seconds(number: signal.Signals, seconds: float) -> float:
     """How long the whole end may take, after this first signal."""
-    return min(seconds, STOP_SECONDS) if number == signal.SIGTERM else seconds
+    return seconds if number == signal.SIGINT else min(seconds, STOP_SECONDS)
 
 
 def seconds_for(step: Step, end_seconds: float) -> float:
@@ -178,11 +183,17 @@ class Stopper:
                 return
             if self._heeded.is_set():
                 taken.set()
-            if abs(time.monotonic() - self._signalled_at) > SAME_SECONDS:
+            if self._is_another(number):
                 self._signalled_at = time.monotonic()
                 self.number = self.number or number
                 self._take()
             taken.set()
+
+    def _is_another(self, number: signal.Signals) -> bool:
+        """Whether it asks for one step more."""
+        if number == signal.SIGHUP and self.number is not None:
+            return False
+        return abs(time.monotonic() - self._signalled_at) > SAME_SECONDS
 
     def _look_at_the_clock(self, now: float) -> None:
         if now >= self._until:
@@ -252,7 +263,8 @@ def open_stopper(
         leave: ends the process with a status.
     """
     stopper = Stopper(ended, seconds, leave)
-    before = {number: signal.signal(number, stopper.receive) for number in SIGNALS}
+    taken = [number for number in SIGNALS if not is_left(number)]
+    before = {number: signal.signal(number, stopper.receive) for number in taken}
     threading.Thread(target=stopper.look, name="stopper", daemon=True).start()
     try:
         yield stopper

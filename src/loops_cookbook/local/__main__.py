@@ -29,7 +29,7 @@ from loops_cookbook.services.command import API_KEY_VARIABLE
 
 logger = logging.getLogger("loops_cookbook.local")
 
-_ENDING = (signal.SIGINT, signal.SIGTERM)
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:

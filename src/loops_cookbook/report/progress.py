@@ -34,6 +34,7 @@ from loops_cookbook.records import (
 from loops_cookbook.report.closing import TITLES, Closing
 from loops_cookbook.report.console import has_unicode, printable
 from loops_cookbook.report.onward import onward
+from loops_cookbook.report.streams import forget
 from loops_cookbook.report.table import UpdateTable
 from loops_cookbook.report.words import between, count, duration, measure, share
 
@@ -201,9 +202,18 @@ class Progress:
         )
         if self._answer is None:
             return
-        encoding = self._answer.encoding
-        for line in self.closing.lines(width=self._answer.width, unicode=has_unicode(encoding)):
-            self._answer.print(Text(printable(line, encoding)), soft_wrap=True)
+        try:
+            self._print_answer(self._answer, self.closing)
+        except OSError as error:  # the run has ended as it has, and its log tells the same
+            forget(self._answer.file.fileno())
+            if not isinstance(error, BrokenPipeError):
+                why = error.strerror
+                self.note("warning", f"stdout takes no more ({why}): log.txt has how the run ended")
+
+    def _print_answer(self, answer: Console, closing: Closing) -> None:
+        encoding = answer.encoding
+        for line in closing.lines(width=answer.width, unicode=has_unicode(encoding)):
+            answer.print(Text(printable(line, encoding)), soft_wrap=True)
 
     @property
     def _charted(self) -> str:

@@ -25,7 +25,8 @@ LAST_SECONDS = 50.0
 
 def main(name: str, parent: int) -> int:
     """Do what stdin says until it ends; the exit status."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # a whole job may be sent them; its run tells
+    # A whole job may be sent these; its run tells.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     outlive(parent)
     voice = _Voice(_claim_stdout())

@@ -1,0 +1,96 @@
+"""Each standard stream is there, and a lost stderr ends no work."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+READ_ONE_LINE = """
+import sys
+from loops_cookbook.report.streams import prepare_streams, told_if_lost
+prepare_streams()
+told = []
+with told_if_lost(told.append):
+    sys.stderr.write("read\\n")
+    sys.stdin.read()
+    for number in range(3):
+        print("unread", file=sys.stderr)
+sys.stdout.write(f"went on {told}")
+"""
+
+
+@pytest.mark.parametrize("closes_first", [False, True])
+def test_a_reader_of_stderr_that_leaves_ends_nothing_and_is_told_once(closes_first: bool) -> None:
+    """A dead `tee` ended a run of hours, and made `print` in an Episode fail its attempts."""
+    with subprocess.Popen(
+        [sys.executable, "-c", READ_ONE_LINE],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        if not closes_first:
+            assert process.stderr.readline() == "read\n"
+        process.stderr.close()
+        process.stdin.close()
+        assert process.stdout.read() == "went on ['Broken pipe']"
+    assert process.returncode == 0
+
+
+def test_a_loss_before_the_block_is_told_within_it() -> None:
+    code = (
+        "import os, sys\n"
+        "from loops_cookbook.report.streams import prepare_streams, told_if_lost\n"
+        "prepare_streams()\n"
+        "reader, writer = os.pipe(); os.dup2(writer, 2); os.close(reader)\n"
+        "sys.stderr.write('unread\\n')\n"
+        "with told_if_lost(sys.stdout.write): pass\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "Broken pipe", "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_a_full_disk_under_stderr_ends_nothing() -> None:
+    code = READ_ONE_LINE.replace("sys.stdin.read()", "pass")
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=full)
+    assert (done.returncode, done.stdout) == (0, b"went on []")  # there may be room again
+
+
+@pytest.mark.parametrize("closed", [(2,), (1, 2), (0, 1, 2)])
+def test_streams_that_were_closed_are_opened_on_nothing(closed: tuple[int, ...]) -> None:
+    """A command without stdout or stderr came out as a bug; files took their numbers."""
+    code = (
+        "import os, sys\n"
+        "from loops_cookbook.report.streams import prepare_streams\n"
+        "prepare_streams()\n"
+        "first = os.open(os.devnull, os.O_RDONLY)\n"
+        "sys.stdin.read(); sys.stdout.write('x'); sys.stdout.flush(); sys.stderr.write('x')\n"
+        "os._exit(first)\n"
+    )
+    redirections = " ".join(f"{number}>&-" for number in closed)
+    command = ["sh", "-c", f'exec "$0" -c "$1" {redirections}', sys.executable, code]
+    assert subprocess.run(command, stdin=subprocess.DEVNULL, env=os.environ).returncode == 3
+
+
+def test_stderr_is_a_stream_like_any_other() -> None:
+    code = (
+        "import sys\n"
+        "from loops_cookbook.report.streams import prepare_streams\n"
+        "prepare_streams()\n"
+        "sys.stderr.write('ü\\n')\n"
+        "sys.stdout.write(f'{sys.stderr.fileno()} {sys.stderr.isatty()} {sys.stderr.encoding}')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+    )
+    assert done.stderr == b"\\xfc\n"
+    assert done.stdout == b"2 False ascii"
