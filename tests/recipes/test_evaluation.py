@@ -70,3 +70,19 @@ async def test_why_attempts_were_lost_is_said_once_for_each_way(runnable) -> Non
     (told,) = [note for note in notebook.notes if " of words is " in note]
     assert "discarded/ungraded" in told
     assert "no ruler" in told
+
+
+@pytest.mark.parametrize(("tokens", "is_told"), [(3, True), (8, False)])
+async def test_replies_of_a_set_that_are_cut_are_a_warning_once(
+    runnable, tokens: int, is_told: bool
+) -> None:
+    """Scores were of what a limit had left of the replies, and nothing said so."""
+    cut = f'evaluation.sets.words={{tasks="tasks.jsonl", attempts=4, max_tokens={tokens}}}'
+    plan = runnable(cut, "training.updates=1")
+    notebook = Notebook()
+    await run_rl(plan, ScriptedService(HalfRight()), notebook, row_of(plan))
+    assert len(notebook.evaluations) == 2
+    told = [note for note in notebook.notes if "cut at a token limit" in note]
+    begins = "warning: words: 8 of 16 replies were cut at a token limit"
+    assert [note.startswith(begins) for note in told] == [True] * is_told
+    assert not is_told or "(evaluation.sets.words.max_tokens, sampling.max_tokens, " in told[0]

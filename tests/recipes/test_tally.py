@@ -81,20 +81,22 @@ def test_half_of_the_replies_cut_are_told_and_all_are_counted(stops: str, is_tol
         tally.add(rows_of(one, None), None)
     counts = tally.counts
     assert (counts["turns/sampled"], counts["turns/cut"]) == (len(stops), stops.count("l"))
-    told = told_of_cuts(counts)
+    told = told_of_cuts(counts["turns/sampled"], counts["turns/cut"], max_tokens=2, enough=True)
     assert (told is not None) == is_told
     if told is not None:
         assert told.startswith(f"{stops.count('l')} of {len(stops)} replies were cut")
 
 
-def test_replies_of_one_token_each_are_meant_to_be() -> None:
-    whole = attempt(1.0)
-    (turn,) = whole.trajectory.turns
-    cut = replace(turn, sampled=replace(turn.sampled, stop="length"))
-    tally = Tally(Labels())
-    tally.add(rows_of(group(replace(whole, trajectory=Trajectory((cut,)))), None), None)
-    assert tally.counts["turns/cut"] == 1
-    assert told_of_cuts(tally.counts) is None
+@pytest.mark.parametrize(
+    ("max_tokens", "enough", "is_told"), [(1, True, False), (1, False, True), (256, True, True)]
+)
+def test_replies_of_one_token_are_meant_to_be_where_that_is_asked_for_and_enough(
+    max_tokens: int, enough: bool, is_told: bool
+) -> None:
+    """Replies that a full context left one token for, or a limit of 1 by mistake, were silent."""
+    told = told_of_cuts(8, 8, max_tokens=max_tokens, enough=enough, limit="its.max_tokens")
+    assert (told is not None) == is_told
+    assert told is None or "raise the limit (its.max_tokens, " in told
 
 
 def test_nothing_of_a_group_is_kept() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from loops_cookbook.attempts import Attempt
+from loops_cookbook.attempts import Attempt, Discarded, Fate
 from loops_cookbook.records import EvaluationRow, GroupRow, RunRow, StepRow
 from loops_cookbook.report.progress import Progress
 
@@ -212,6 +212,22 @@ def test_attempts_of_later_updates_are_still_counted_after_an_update(plain: Seen
         plain.progress.attempt_ended(ATTEMPT, "train")
 
     assert plain.lines()[-1] == "update 2/5: 26 attempts ended and not trained yet"
+
+
+def test_attempts_without_a_reward_are_told_before_their_update(plain: Seen) -> None:
+    """With graders that run out of their clock, an update is hours away, and only its row told."""
+    lost = replace(ATTEMPT, reward=None, discarded=Discarded(Fate.UNGRADED, "grading: slow"))
+    plain.progress.attempt_ended(lost, "held_out")
+    plain.progress.evaluation(evaluation(0, 0.5))
+    for ended in (lost, ATTEMPT):
+        plain.time[0] += 30
+        plain.progress.attempt_ended(ended, "train")
+    told = [line for line in plain.lines() if "ended" in line]
+    assert told == [
+        "evaluating held_out: 1 attempt ended, 1 of them lost",
+        "update 1/5: 1/16 attempts ended, 1 of them lost",
+        "update 1/5: 2/16 attempts ended, 1 of them lost",
+    ]
 
 
 def test_notes_carry_their_level_and_those_for_debugging_are_not_shown(plain: Seen) -> None:

@@ -13,6 +13,7 @@ import anyio
 from loops_cookbook.attempts import Attempt, Fate, Group
 from loops_cookbook.recipes.plan import PlannedSet
 from loops_cookbook.recipes.scores import EvaluationFacts, evaluation_row
+from loops_cookbook.recipes.tally import told_of_cuts
 from loops_cookbook.records import EvaluationRow, Recorder
 from loops_cookbook.rollouts.scheduler import run_set
 from loops_cookbook.rollouts.stall import Narrator
@@ -53,6 +54,8 @@ class Evaluations:
         self._narrator = narrator
         self._losses: set[tuple[str, Fate, str | None]] = set()
         """The ways in which attempts at each set were lost so far."""
+        self._cut: set[str] = set()
+        """The sets whose replies were told to be cut."""
 
     async def run(
         self,
@@ -91,6 +94,7 @@ class Evaluations:
             )
             rows[held_out.name] = evaluation_row(facts)
             self._recorder.evaluation(rows[held_out.name])
+            self._tell_cuts(held_out, groups, rows[held_out.name])
         return [rows[held_out.name] for held_out in self._sets]
 
     async def _groups(self, held_out: PlannedSet, policy_version: int) -> list[Group]:
@@ -112,6 +116,20 @@ class Evaluations:
             return await run_set(
                 context, held_out.tasks, attempts=attempts, policy_version=policy_version
             )
+
+    def _tell_cuts(self, held_out: PlannedSet, groups: Sequence[Group], row: EvaluationRow) -> None:
+        """Say once of each set that its replies are cut: its scores are of what was left."""
+        attempts = [attempt for group in groups for attempt in group.attempts]
+        cuts = told_of_cuts(
+            sum(len(attempt.trajectory.turns) for attempt in attempts),
+            sum(attempt.trajectory.cut_turns for attempt in attempts),
+            max_tokens=held_out.params.max_tokens,
+            enough=bool(row.solve_rate) or len({a.reward for a in attempts} - {None}) > 1,
+            limit=f"evaluation.sets.{held_out.name}.max_tokens, sampling.max_tokens",
+        )
+        if cuts is not None and held_out.name not in self._cut:
+            self._cut.add(held_out.name)
+            self._recorder.note("warning", f"{held_out.name}: {cuts}")
 
     def _tell_loss(self, attempt: Attempt, name: str) -> None:
         """Say why of the first attempt that is lost in each way; its transcript has it too."""

@@ -6,7 +6,7 @@ kept last, applies the batches that were sent since, and starts the groups that 
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import anyio
@@ -310,9 +310,17 @@ class RLRun:
                 update=sent.update, at=time.time(), metrics=metrics, totals=self._metrics.totals
             )
         )
-        if "cuts" not in self._told and (cuts := told_of_cuts(metrics)) is not None:
+        self._tell_cuts(metrics)
+
+    def _tell_cuts(self, metrics: Mapping[str, float]) -> None:
+        """Say once that replies are cut; the groups of an update differ in their rewards."""
+        turns, cut = metrics["turns/sampled"], metrics["turns/cut"]
+        limit = self._plan.config.sampling.max_tokens
+        cuts = told_of_cuts(turns, cut, max_tokens=limit, enough=True)
+        if "cuts" not in self._told and cuts is not None:
             self._told.add("cuts")
-            self._recorder.note("warning", f"update {sent.update}: {cuts}")
+            told = f"update {self._update}: {cuts}; turns/cut counts them in each update"
+            self._recorder.note("warning", told)
 
     async def _look(self, *, is_last: bool) -> None:
         """Evaluate the policy and save it, where either is due; not twice."""

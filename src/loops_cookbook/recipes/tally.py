@@ -65,18 +65,26 @@ ALWAYS = (
 """The counts that every row has, also at 0."""
 
 
-def told_of_cuts(row: Mapping[str, float]) -> str | None:
-    """What to say of a row in which half of all replies, or more, were cut; None of any other.
+def told_of_cuts(
+    turns: float, cut: float, *, max_tokens: int, enough: bool, limit: str = "sampling.max_tokens"
+) -> str | None:
+    """What to say of replies of which half, or more, were cut; None of others.
 
-    Replies of one token each are meant to be.
+    Where one token is all that is asked for, and rewards show that it is enough, they are meant to
+    be cut.
+
+    Args:
+        turns: how many replies.
+        cut: how many of them a token limit ended.
+        max_tokens: what is asked for, a reply.
+        enough: whether a task was solved, or rewards differ.
+        limit: the key that has it.
     """
-    turns, cut = row["turns/sampled"], row["turns/cut"]
-    if not cut or cut < turns / 2 or row["tokens/sampled"] <= turns:
+    if not cut or cut < turns / 2 or (max_tokens == 1 and enough):
         return None
     return (
         f"{cut:,.0f} of {turns:,.0f} replies were cut at a token limit: where that cuts off what "
-        "is graded, raise the limit (sampling.max_tokens, max_attempt_tokens, model.max_seq_len); "
-        "turns/cut counts them in each update"
+        f"is graded, raise the limit ({limit}, sampling.max_attempt_tokens, model.max_seq_len)"
     )
 
 

@@ -82,11 +82,15 @@ class Progress:
         self._updates = 0
         self._ended = 0
         """Attempts that have ended and are in no update's row yet."""
+        self._lost = 0
+        """Those of them without a reward."""
         self._rejected = 0
         """Attempts of the groups rejected since the last update: so many more are needed."""
         self._evaluating: str | None = None
         self._evaluated = 0
         """Attempts of that set that have ended."""
+        self._unscored = 0
+        """Those of them without a reward."""
         self._recent: deque[float] = deque(maxlen=_REMEMBERED_UPDATES)
         self._curves: dict[str, list[tuple[int, float]]] = {metric: [] for metric in TITLES}
         """By update, what the closing chart may be of."""
@@ -132,9 +136,11 @@ class Progress:
         """Count it."""
         if purpose == TRAIN:
             self._ended += 1
+            self._lost += attempt.reward is None
         else:
             self._evaluating = purpose
             self._evaluated += 1
+            self._unscored += attempt.reward is None
         if self._live is None:
             if self._is_due(self._every_seconds):
                 self._print_unseen() if self._unseen else self._print(self._status())
@@ -155,6 +161,7 @@ class Progress:
         self._updates = row.update
         # In async mode attempts of later updates have ended by now.
         self._ended = max(0, self._ended - int(row.metrics.get("attempts/finished", self._ended)))
+        self._lost = max(0, self._lost - int(row.metrics.get("attempts/discarded", self._lost)))
         self._rejected = 0
         self._remember(row)
         if (seconds := row.metrics.get("time/update")) is not None:
@@ -173,7 +180,7 @@ class Progress:
     def evaluation(self, row: EvaluationRow) -> None:
         """Show its scores."""
         self._compare(row)
-        self._evaluating, self._evaluated = None, 0
+        self._evaluating, self._evaluated, self._unscored = None, 0, 0
         self._print_unseen()
         self._print(_scores(row))
 
@@ -250,7 +257,8 @@ class Progress:
     def _status(self) -> str:
         """Where the run stands now, in words."""
         if self._evaluating is not None:
-            return f"evaluating {self._evaluating}: {count(self._evaluated, 'attempt')} ended"
+            evaluated = count(self._evaluated, "attempt")
+            return f"evaluating {self._evaluating}: {evaluated} ended{_lost(self._unscored)}"
         if not self._has_started:
             return "starting"
         if self._table.recipe == "eval":
@@ -262,8 +270,9 @@ class Progress:
             return update
         needed = None if self._batch is None else self._batch + self._rejected
         if needed is None or self._ended > needed:  # then a group that started earlier still runs
-            return f"{update}: {count(self._ended, 'attempt')} ended and not trained yet"
-        return f"{update}: {self._ended:,}/{needed:,} attempts ended"
+            ended = count(self._ended, "attempt")
+            return f"{update}: {ended} ended and not trained yet{_lost(self._lost)}"
+        return f"{update}: {self._ended:,}/{needed:,} attempts ended{_lost(self._lost)}"
 
     def _status_line(self) -> Table:
         """The same for a terminal, with a bar, in one line."""
@@ -285,6 +294,10 @@ class Progress:
             return ""
         seconds = sum(self._recent) / len(self._recent) * (self._table.planned - self._updates)
         return f"about {duration(seconds)} left"
+
+
+def _lost(attempts: int) -> str:
+    return f", {attempts:,} of them lost" if attempts else ""
 
 
 def _scores(row: EvaluationRow) -> str:
