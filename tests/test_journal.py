@@ -223,6 +223,8 @@ def test_what_does_not_fit_the_disk_leaves_no_half_behind(tmp_path: Path, writte
     )
 
     assert "rows.jsonl cannot be written" in done.stdout
+    assert "rows are missing" in done.stdout  # though `run.json` counts what they told
+    assert "--resume, which writes them" in done.stdout
     assert rows_in(path) == [{"short": 1}, {"short": 2}]
 
 

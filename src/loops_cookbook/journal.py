@@ -312,6 +312,7 @@ def _write_all(file: int, content: bytes) -> None:
 
 def _cannot_write(path: Path | str, error: OSError) -> RunStopped:
     return RunStopped(
-        f"{path} cannot be written ({error.strerror or error}): make room for it or give access "
-        "to its folder, then start the run again"
+        f"{path} cannot be written ({error.strerror or error}), so rows are missing in the run's "
+        "folder: make room for it or give access to it, then go on with --resume, which writes "
+        "them (an evaluation starts again)"
     )

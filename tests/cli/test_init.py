@@ -104,9 +104,23 @@ def test_an_example_is_copied_by_any_of_its_names(tmp_path: Path, name: str) -> 
     assert result.exit_code == 0
     copied = {path.name: path.read_bytes() for path in directory.iterdir()}
     bundled = bundled_root() / "patterns" / "custom_runtime" / "group_ranking"
+    assert copied.pop(".gitignore")
     assert set(copied) == {"shortest_episode.py", "tasks.jsonl", "train.toml"}
     assert all(copied[name] == (bundled / name).read_bytes() for name in copied)
     assert result.stdout.splitlines()[-1] == f"Next: loops check {directory / 'train.toml'}"
+
+
+def test_runs_and_keys_of_a_copied_example_are_kept_out_of_git(tmp_path: Path) -> None:
+    """`git add .` beside a copy took its runs, and the keys in .env."""
+    copy_example("group_ranking", tmp_path / "a")
+    assert {".env", "runs/"} <= set((tmp_path / "a" / ".gitignore").read_text().split())
+
+
+def test_a_gitignore_that_is_there_stays_and_keeps_no_example_out(tmp_path: Path) -> None:
+    (tmp_path / ".gitignore").write_text("mine")
+    made = copy_example("group_ranking", tmp_path)
+    assert tmp_path / ".gitignore" not in made
+    assert (tmp_path / ".gitignore").read_text() == "mine"
 
 
 def test_every_example_can_be_copied_whole_and_without_what_is_made_of_it(tmp_path: Path) -> None:

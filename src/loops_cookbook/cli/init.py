@@ -18,7 +18,8 @@ from loops_cookbook.problems import nearest
 _TEMPLATE = Path(__file__).with_name("project")
 
 # A dot would hide them from people who look for the template, and git would obey the one.
-_DOTTED = {"gitignore": ".gitignore", "env.example": ".env.example"}
+_IGNORED = "gitignore"
+_DOTTED = {_IGNORED: ".gitignore", "env.example": ".env.example"}
 
 
 def init(
@@ -44,6 +45,8 @@ def init(
 def copy_example(name: str, directory: Path) -> list[Path]:
     """Copy the folder of a bundled config; the paths of all files.
 
+    Runs and keys are kept out of git, unless a `.gitignore` of one's own says what is.
+
     Args:
         name: as `loops examples` lists it, or its folder's path or name: `group_ranking`.
         directory: where to; what it needs is made.
@@ -53,14 +56,15 @@ def copy_example(name: str, directory: Path) -> list[Path]:
             cannot be made.
     """
     folder = bundled_root() / _example(name)
-    return _written(
-        {
-            directory / source.relative_to(folder): source.read_bytes()
-            for source in sorted(folder.rglob("*"))
-            if source.is_file() and not _is_left(source.relative_to(folder))
-        },
-        directory,
-    )
+    files = {
+        directory / source.relative_to(folder): source.read_bytes()
+        for source in sorted(folder.rglob("*"))
+        if source.is_file() and not _is_left(source.relative_to(folder))
+    }
+    ignored = directory / _DOTTED[_IGNORED]
+    if not (ignored.exists() or ignored.is_symlink()):
+        files.setdefault(ignored, (_TEMPLATE / _IGNORED).read_bytes())
+    return _written(files, directory)
 
 
 def _example(name: str) -> Path:
