@@ -11,6 +11,7 @@ import pytest
 from anyio.lowlevel import checkpoint
 
 from loops_cookbook.errors import EventLoopBlocked
+from loops_cookbook.rollouts import watchdog
 from loops_cookbook.rollouts.watchdog import MANY, mostly_at, watch_event_loop
 
 
@@ -103,6 +104,30 @@ def test_a_block_that_ends_in_time_is_only_named(tmp_path: Path) -> None:
     assert ended.stdout == "done\n"
     assert "episode.py:8 in grade" in ended.stderr
     assert "the event loop turns again" in ended.stderr
+
+
+def test_a_block_in_which_no_code_of_a_user_runs_is_told_as_ours() -> None:
+    """A person was told to await in a file of this package."""
+    code = f"""
+import anyio, logging, time
+from loops_cookbook.rollouts.watchdog import watch_event_loop
+
+logging.basicConfig(level="INFO")
+scope = {{"time": time}}
+exec(compile("async def ours(): time.sleep(0.5)", {watchdog.__file__!r}, "exec"), scope)
+
+async def main():
+    async with watch_event_loop(bound_seconds=30, lag_seconds=0.1):
+        await anyio.sleep(0)
+        async with anyio.create_task_group() as group:
+            group.start_soon(scope["ours"])
+
+anyio.run(main)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=15)
+    assert done.returncode == 0
+    assert "rollouts/watchdog.py:1 in ours: no code of yours runs there" in done.stderr
+    assert "await there" not in done.stderr
 
 
 def test_a_run_that_does_not_block_is_left_alone(tmp_path: Path) -> None:

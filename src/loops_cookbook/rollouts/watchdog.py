@@ -33,7 +33,7 @@ from typing import NoReturn
 import anyio
 
 from loops_cookbook.errors import EventLoopBlocked
-from loops_cookbook.rollouts.frames import held_at, runs_at
+from loops_cookbook.rollouts.frames import held_at, runs_at, users_line
 from loops_cookbook.rollouts.keeper import open_group
 
 logger = logging.getLogger(__name__)
@@ -231,9 +231,12 @@ class _Backstop:
 
 
 def _sentence(frame: FrameType | None, seconds: float) -> str:
+    blocked = f"the event loop has been blocked for {seconds:.1f} s at"
+    if (line := users_line(frame)) is not None:
+        return f"{blocked} {line}: await there, or give heavy work to compute()"
     return (
-        f"the event loop has been blocked for {seconds:.1f} s at {runs_at(frame)}: "
-        "await there, or give heavy work to compute()"
+        f"{blocked} {runs_at(frame)}: no code of yours runs there, but loops-cookbook's own, or a "
+        "library's for it; where it was not handed something huge, please report this"
     )
 
 
