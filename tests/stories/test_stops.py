@@ -120,6 +120,55 @@ grad_clip = 0
 loss = "importance_sampling"
 checkpoint_every = 2
 """
+TRAINER = """
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import numpy as np
+from holds import hold
+from numpy_service import Create, Options
+
+from loops_cookbook.services import LossSpec
+
+SAMPLED = LossSpec("importance_sampling")
+
+
+class Imitates(Create):
+    @asynccontextmanager
+    async def __call__(self, context):
+        async with super().__call__(context) as service:
+            train = service.trainer.train
+
+            async def imitate(batch, loss, adam, *, key):
+                await hold("train")
+                likelier = [
+                    replace(each, advantages=each.weights, logprobs=np.zeros_like(each.weights))
+                    for each in batch
+                ]
+                return await train(likelier, SAMPLED, adam, key=key)
+
+            service.trainer.train = imitate
+            yield service
+
+
+create = Imitates()
+"""
+SFT_CONFIG = """
+recipe = "sft"
+compute = {scope = "imitates:create", options = {vocabulary = 31}}
+model = {name = "models/counting", max_seq_len = 64}
+data = {train = "rows.jsonl"}
+
+[training]
+epochs = 5000
+batch_size = 4
+learning_rate = 0.05
+schedule = "constant"
+grad_clip = 0
+checkpoint_every = 2
+"""
+SFT_ROW = """{"messages": [{"role": "user", "content": "orders: paid. how many are paid?"},
+ {"role": "assistant", "content": "1"}]}"""
 LONGEST_SECONDS = 60.0
 """For what ends at once, on a machine under load; far below the clock of the config."""
 
@@ -476,6 +525,52 @@ def test_an_evaluation_is_stopped_like_a_run(project: Project, how: str) -> None
     assert end.status == 130
     assert end.said[0].startswith("loops: interrupted: it kept no update; ")
     assert end.run.run.status == "interrupted"
+
+
+@pytest.fixture
+def tuning(project: Project) -> Project:
+    """The same, for supervised fine-tuning."""
+    (project.folder / "imitates.py").write_text(TRAINER)
+    (project.folder / "rows.jsonl").write_text(4 * f"{' '.join(SFT_ROW.split())}\n")
+    (project.folder / "train.toml").write_text(SFT_CONFIG)
+    return project
+
+
+@pytest.mark.parametrize(
+    ("how", "numbers"),
+    [
+        ("", (INT,)),
+        ("", (TERM,)),
+        ("", (HUP,)),
+        ("ignores", (INT, INT)),
+        ("ignores", (TERM, TERM)),
+        ("blocks", (INT, INT)),
+        ("leaves a thread", (INT, INT)),
+    ],
+    ids=str,
+)
+def test_fine_tuning_is_stopped_amid_an_update_and_goes_on_with_the_same_one(
+    tuning: Project, how: str, numbers: Sequence[signal.Signals]
+) -> None:
+    process = tuning.start(HOLD="train", HOW=how)
+    wait_for(tuning.has_checkpoints)
+    (tuning.folder / "hold").touch()
+    wait_for((tuning.folder / "here").exists)
+    end = tuning.stop(process, *numbers)
+    status, begins = ENDED[numbers[0]]
+    assert end.status == status
+    assert end.said[0].startswith(begins)
+    assert "; go on with: loops run train.toml --resume " in end.said[0]
+    assert end.run.run.status == "interrupted"
+    assert tuning.left_over() == []
+
+    (tuning.folder / "hold").unlink()
+    done = len(list(end.run.steps()))
+    updates = done + 3
+    resumed = tuning.stop(tuning.start(f"training.epochs={updates}", resume=True))
+    assert resumed.status == 0, resumed.err
+    assert [row.update for row in resumed.run.steps()] == list(range(1, updates + 1))
+    assert resumed.run.run.resumed_from == done
 
 
 @pytest.mark.parametrize("number", [INT, TERM])
