@@ -33,8 +33,8 @@ TRAIN = "train"
 
 Json: TypeAlias = dict[str, object]
 RunStatus: TypeAlias = Literal["running", "done", "stopped", "failed", "interrupted"]
-"""`stopped`: by a rule, such as too many unusable groups; `interrupted`: by a signal, or
-where whoever read its output has gone. A run that was killed still says `running`."""
+"""`stopped`: by a rule, such as too many unusable groups; `interrupted`: by a signal. A
+run that was killed still says `running`."""
 Level: TypeAlias = Literal["debug", "info", "warning", "error"]
 
 

@@ -10,10 +10,8 @@ from loops_cookbook.recipes.ending import ending
         (NoLearningSignal("all alike"), ("stopped", "all alike")),
         (EngineDied("gone"), ("failed", "gone")),
         (KeyError("x"), ("failed", "a bug of loops-cookbook: KeyError: 'x'")),
-        (BrokenPipeError(32, "Broken pipe"), ("interrupted", "whoever read its output has gone")),
         (KeyboardInterrupt(), ("interrupted", "stopped by a signal")),
     ],
 )
 def test_a_run_ends_as_the_exception_says(error: BaseException, told: tuple[str, str]) -> None:
-    """Under `| head` a run was told as failed, by a bug of ours."""
     assert ending(error) == told

@@ -1,14 +1,17 @@
 """Each standard stream is there, and a lost stderr ends no work."""
 
+import fcntl
 import os
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import pytest
 
 READ_ONE_LINE = """
 import sys
+import termios
 from loops_cookbook.report.streams import prepare_streams, told_if_lost
 prepare_streams()
 told = []
@@ -94,3 +97,33 @@ def test_stderr_is_a_stream_like_any_other() -> None:
     )
     assert done.stderr == b"\\xfc\n"
     assert done.stdout == b"2 False ascii"
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_terminal_that_waits_for_the_command_is_told_past_stderr(waits: bool) -> None:
+    """After `2>&1 | head` a run would go on for hours without a sign of it."""
+    code = (
+        "import os\n"
+        "from loops_cookbook.report.streams import say_on_terminal\n"
+        f"{'' if waits else 'os.fork() and os._exit(0 * os.wait()[0]); os.setpgid(0, 0)'}\n"
+        "say_on_terminal('it goes on')\n"
+        "os.write(1, b'end')\n"
+    )
+    master, terminal = os.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=terminal,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.read() == b"end"
+    os.set_blocking(master, False)
+    try:
+        told = os.read(master, 1000)
+    except BlockingIOError:
+        told = b""
+    os.close(terminal)
+    os.close(master)
+    assert told == (b"loops: it goes on\r\n" if waits else b"")

@@ -403,6 +403,12 @@ def require_resumes(project: Project, end: End) -> None:
     assert resumed.status == 0, resumed.err
     assert [row.update for row in resumed.run.steps()] == list(range(1, updates + 1))
     resumed.require_whole()
+    *_, last = resumed.run.steps()  # whose totals have what was cut and is in no row
+    totals = last.totals
+    assert totals["attempts/started"] == totals["attempts/finished"] + totals["attempts/in_flight"]
+    fates = Counter(row.fate.kind for row in resumed.run.rollouts())
+    kinds = {kind: totals[f"attempts/{kind}"] for kind in ("trained", "unused", "discarded")}
+    assert {kind: number for kind, number in kinds.items() if number} == fates
     # A group that was cut on its way into a batch has a row, and another once it is made again.
     trained = Counter(row.group for row in resumed.run.rollouts() if row.fate == "trained")
     assert len(trained) == 2 * updates

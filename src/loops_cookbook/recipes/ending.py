@@ -25,8 +25,6 @@ def ending(error: BaseException) -> tuple[RunStatus, str]:
         return "stopped", str(error)
     if isinstance(error, LoopsError):
         return "failed", str(error)
-    if isinstance(error, BrokenPipeError):
-        return "interrupted", "whoever read its output has gone"
     if isinstance(error, Exception):
         return "failed", f"a bug of loops-cookbook: {type(error).__name__}: {said(error)}"
     return "interrupted", SIGNALLED
