@@ -206,3 +206,29 @@ def test_a_reader_that_goes_away_ends_a_command_quietly(says: str) -> None:
         assert process.stderr is not None
         assert process.stderr.read() == b""
     assert process.returncode == 1
+
+
+def test_an_error_keeps_its_status_where_nobody_reads_the_answer() -> None:
+    """With `--json` it came out as a traceback, and as status 120 of the interpreter's end."""
+    code = (
+        "import sys, typer\n"
+        "from loops_cookbook.cli.exits import guarded\n"
+        "from loops_cookbook.errors import ConfigError\n"
+        "def command(as_json: bool = True):\n"
+        "    sys.stdin.read()\n"
+        "    raise ConfigError('a: wrong')\n"
+        "app = typer.Typer()\n"
+        "app.command()(guarded(command))\n"
+        "app()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        _, err = process.communicate()
+    assert (process.returncode, err) == (2, "loops: a: wrong\n")

@@ -13,7 +13,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import NoReturn, ParamSpec, cast
 
 import typer
@@ -145,8 +145,10 @@ def _say_both(
 ) -> None:
     if as_json:
         told = {"errors": [*lines, *onward], "exit_status": status}
-        with suppress(BrokenPipeError):
+        try:
             typer.echo(json.dumps(told, ensure_ascii=False))
+        except BrokenPipeError:
+            forget(sys.stdout.fileno())
     say(lines, onward)
 
 
