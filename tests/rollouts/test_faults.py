@@ -115,6 +115,17 @@ async def test_a_cancellation_that_nobody_asked_for_is_a_fault() -> None:
     assert "test_faults.py" in told("run", fault)
 
 
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_cancellation_that_nobody_asked_for_is_a_fault_also_in_a_group() -> None:
+    """What `gather(return_exceptions=True)` kept, raised as a group, ended the run as our bug."""
+
+    async def step() -> None:
+        kept = await asyncio.gather(await_a_cancelled_future(), return_exceptions=True)
+        raise BaseExceptionGroup("kept", [each for each in kept if each is not None])
+
+    assert isinstance(await caught(step), StrayExit)
+
+
 async def test_a_fault_is_told_in_one_line_with_its_place() -> None:
     fault = await caught(fail)
     assert isinstance(fault, LookupError)

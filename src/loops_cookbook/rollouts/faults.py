@@ -42,23 +42,13 @@ async def caught(step: Callable[[], Awaitable[T]]) -> T | Exception:
         return await step()
     except Exception as error:
         return _alone(error)
-    except anyio.get_cancelled_exc_class() as cancelled:
-        if is_cancelled():
-            raise
-        fault = StrayCancellation(STRAY)
-        return fault.with_traceback(cancelled.__traceback__)
-    except BaseException as error:  # what is meant to end a process; reported as the try's fault
+    except BaseException as error:  # cancellation, or what is meant to end a process
         passing = _passing(error)
         if passing is error:
             raise
         if passing is not None:
             raise passing from None
-        text = said(error)
-        fault = StrayExit(
-            f"{type(error).__name__}({text}) was raised, which is meant to end more than a try: "
-            "raise an Exception in its place"
-        )
-        return fault.with_traceback(error.__traceback__)
+        return _stray(error).with_traceback(error.__traceback__)
 
 
 def told(phase: str, error: BaseException) -> str:
@@ -96,10 +86,21 @@ def _passing(error: BaseException) -> BaseException | None:
 
     The rest of such a group came up while the try was cut, and is part of the cut.
     """
-    kinds = (KeyboardInterrupt, anyio.get_cancelled_exc_class())
+    cancelled = (anyio.get_cancelled_exc_class(),) if is_cancelled() else ()
+    kinds = (KeyboardInterrupt, *cancelled)
     if isinstance(error, BaseExceptionGroup):
         return cast(BaseExceptionGroup[BaseException], error).subgroup(kinds)
     return error if isinstance(error, kinds) else None
+
+
+def _stray(error: BaseException) -> Exception:
+    """The fault that it is to raise what is no `Exception`."""
+    if isinstance(error, anyio.get_cancelled_exc_class()):
+        return StrayCancellation(STRAY)
+    return StrayExit(
+        f"{type(error).__name__}({said(error)}) was raised, which is meant to end more than a try: "
+        "raise an Exception in its place"
+    )
 
 
 def _inside(error: BaseException) -> str:
