@@ -51,11 +51,37 @@ def test_what_is_no_name_on_the_hub_is_not_asked_for(name):
     assert cached(name) is None
 
 
-def test_a_hub_that_does_not_answer_is_given_up_at_the_clock(cache, monkeypatch):
-    monkeypatch.delenv("HF_HUB_OFFLINE")
+@pytest.fixture
+def hub_client(tmp_path, monkeypatch):
+    """The hub's client for a child process: what stands in its module, and in `model_info`."""
+
+    def put(*, at_import="", asked=""):
+        folder = tmp_path / "client"
+        folder.mkdir()
+        (folder / "huggingface_hub.py").write_text(
+            f"import time\n{at_import}\n"
+            f"class HfApi:\n    def model_info(self, name):\n        {asked or 'pass'}\n"
+            "def snapshot_download(*args, **kwargs): pass\n"
+        )
+        monkeypatch.setenv("PYTHONPATH", str(folder))
+        monkeypatch.delenv("HF_HUB_OFFLINE")
+
+    return put
+
+
+def test_a_hub_that_does_not_answer_is_given_up_at_the_clock(cache, hub_client):
+    hub_client(asked="time.sleep(600)")
     found = snapshot("someone/other", reach_seconds=0.05)
 
     assert found == Unreachable("someone/other", "no answer from the hub within 0.05 s")
+
+
+def test_a_client_that_is_long_in_starting_does_not_run_into_the_hubs_clock(cache, hub_client):
+    """On a busy machine the import alone took longer, and a hub that answers was given up."""
+    hub_client(at_import="time.sleep(0.5)")
+    found = snapshot("someone/other", reach_seconds=0.4)
+
+    assert found == Unreachable("someone/other", "the hub has no tokenizer for it")
 
 
 @pytest.mark.slow  # starts the hub client in a child process

@@ -24,7 +24,13 @@ from pathlib import Path
 
 from loops_cookbook.config.fetched import Fetchable, Wheel, fetched_folder, is_fetched
 from loops_cookbook.errors import MissingExtra, ModelError, ServiceUnavailable, UsageError
-from loops_cookbook.renderers.hub import REACH_SECONDS, is_offline
+from loops_cookbook.renderers.hub import (
+    BEGIN_CLOCK,
+    REACH_SECONDS,
+    START_SECONDS,
+    is_offline,
+    ran_out,
+)
 from loops_cookbook.rundir.layout import ORIGIN_FILE
 
 Say = Callable[[str], None]
@@ -37,6 +43,7 @@ _HUB = """
 import sys
 from huggingface_hub import HfApi, snapshot_download
 repository, folder = sys.argv[1:]
+{begin_clock}
 try:
     revision = HfApi().model_info(repository).sha
     if folder:
@@ -47,7 +54,7 @@ try:
         )
 except Exception as error:
     said = " ".join(str(error).split()).split(". ")[0]
-    sys.exit(f"{type(error).__name__}: {said[:200]}")
+    sys.exit(f"{{type(error).__name__}}: {{said[:200]}}")
 print(revision)
 """
 
@@ -139,18 +146,21 @@ def _from_hub(repository: str, whole: Path, say: Say) -> str:
 
 
 def _ask_hub(repository: str, folder: str, *, seconds: float) -> str:
-    command = [sys.executable, "-P", "-c", _HUB, repository, folder]
+    code = _HUB.format(begin_clock=BEGIN_CLOCK.format(seconds=seconds))
+    command = [sys.executable, "-P", "-c", code, repository, folder]
     environ = dict(os.environ) if folder else os.environ | {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}
     try:
         done = _run(
             command,
-            seconds=seconds,
+            seconds=START_SECONDS + seconds,
             env=environ,
             stdout=subprocess.PIPE,
             stderr=None if folder else subprocess.PIPE,  # a download shows its progress there
         )
     except subprocess.TimeoutExpired as error:
-        raise ServiceUnavailable(f"no answer from it within {seconds:g} s") from error
+        raise ServiceUnavailable(f"its client did not start within {START_SECONDS:g} s") from error
+    if ran_out(done.returncode):
+        raise ServiceUnavailable(f"no answer from it within {seconds:g} s")
     if done.returncode != 0:
         said = (done.stderr or "").strip().splitlines()
         raise ServiceUnavailable(said[-1] if said else "the download broke off")

@@ -1,23 +1,29 @@
 """The small files of a model on the Hugging Face hub: cached, else fetched in bounded time.
 
-What is cached is used as it is and the hub is not asked. A fetch runs in a child process that is
-killed at its clock, because a name that does not resolve and the hub client's own retries would
-hold this one for most of a minute. Offline (`HF_HUB_OFFLINE`) nothing is tried. Weights are
-never fetched here.
+What is cached is used as it is and the hub is not asked. A fetch runs in a child process that dies
+at its clock, because a name that does not resolve and the hub client's own retries would hold this
+one for most of a minute. The clock is the hub's alone: on a busy machine it may take longer than
+that to bring the child to its first question. Offline (`HF_HUB_OFFLINE`) nothing is tried. Weights
+are never fetched here.
 """
 
 import functools
 import os
 import re
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 REACH_SECONDS = 6.0
-"""For the hub's first answer, the start of the child included."""
+"""For the hub's first answer."""
 FETCH_SECONDS = 120.0
 """For the files of a hub that answers."""
+START_SECONDS = 60.0
+"""For a child to import the hub's client: a second or two where the CPUs are free."""
+BEGIN_CLOCK = "import signal; signal.setitimer(signal.ITIMER_REAL, {seconds})"
+"""A line for a child, after its imports: it dies then, also in a call that heeds no Python."""
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _FILES = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken")
@@ -28,6 +34,7 @@ _CHILD = """
 import sys
 from huggingface_hub import HfApi, snapshot_download
 name = sys.argv[1]
+{begin_clock}
 try:
     {call}
 except Exception as error:
@@ -77,20 +84,28 @@ def snapshot(name: str, *, reach_seconds: float = REACH_SECONDS) -> Path | Unrea
     return cached(name) or Unreachable(name, problem or "the hub has no tokenizer for it")
 
 
+def ran_out(returncode: int) -> bool:
+    """Whether a child died at the clock that it had begun."""
+    return returncode == -signal.SIGALRM
+
+
 def _child(call: str, name: str, seconds: float) -> str | None:
     """Run one call of the hub client; None where it went well, else why not."""
+    code = _CHILD.format(call=call, begin_clock=BEGIN_CLOCK.format(seconds=seconds))
     try:
         done = subprocess.run(
-            [sys.executable, "-P", "-c", _CHILD.format(call=call), name],
+            [sys.executable, "-P", "-c", code, name],
             env=os.environ | {"HF_HUB_DISABLE_PROGRESS_BARS": "1"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
-            timeout=seconds,
+            timeout=START_SECONDS + seconds,
             check=False,
         )
     except subprocess.TimeoutExpired:
+        return f"the hub client did not start within {START_SECONDS:g} s"
+    if ran_out(done.returncode):
         return f"no answer from the hub within {seconds:g} s"
     lines = done.stderr.strip().splitlines()
     return None if done.returncode == 0 else (lines[-1] if lines else "the hub client failed")
