@@ -6,6 +6,8 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,16 @@ settings.load_profile("loops")
 
 ROOT = Path(__file__).parents[1]
 BUNDLED = (ROOT / "examples", ROOT / "patterns")
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Import torch and transformers before any test is on its clock.
+
+    On a busy machine that alone took a minute, and the first test that needed them was blamed.
+    """
+    is_needed = any(item.get_closest_marker("torch") for item in session.items)
+    if is_needed and not session.config.option.collectonly and find_spec("torch"):
+        import_module("loops_cookbook.local.model")
 
 
 @pytest.fixture(autouse=True)
