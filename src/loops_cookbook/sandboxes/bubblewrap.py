@@ -32,6 +32,7 @@ from loops_cookbook.problems import one_line
 from loops_cookbook.sandboxes.base import Entry, Sandbox, SandboxSpec
 from loops_cookbook.sandboxes.local import (
     PATH,
+    Whose,
     as_other_user,
     end_processes,
     environment_in,
@@ -135,7 +136,11 @@ class Bubblewrap:
 
     async def remove(self, entry: Entry) -> bool:
         """End what is left of a sandbox; its files go with its processes."""
-        return await end_processes(lambda pid: _label_of(pid) == entry.name, entry.name)
+
+        def whose(pid: int) -> Whose:
+            return Whose.ITS if _label_of(pid) == entry.name else Whose.OTHER
+
+        return await end_processes(whose, entry.name)
 
     async def find(self, run: str) -> Sequence[str]:
         """The names of the sandboxes that a run's processes say they are."""

@@ -5,6 +5,7 @@ import resource
 import signal
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from enum import Enum
 from pathlib import Path
 
 import anyio
@@ -21,6 +22,8 @@ _FILES = 4096
 """Files that a process may have open."""
 _END_SECONDS = 10.0
 _STEP_SECONDS = 0.02
+_LISTS = 10
+"""In one pass, at most: some machine may start processes without end."""
 
 
 def as_other_user(number: int) -> list[str]:
@@ -73,8 +76,17 @@ def host_shell() -> str:
     return "/bin/bash" if Path("/bin/bash").exists() else "/bin/sh"
 
 
-async def end_processes(is_meant: Callable[[int], bool], name: str) -> bool:
-    """Kill every process that is meant until none is left.
+class Whose(Enum):
+    """Whether a process belongs to a sandbox."""
+
+    ITS = "its"
+    OTHER = "other"
+    UNKNOWN = "unknown"
+    """It is amid `execve`, when a process has neither an environment nor arguments to show."""
+
+
+async def end_processes(whose: Callable[[int], Whose], name: str) -> bool:
+    """Kill every process of a sandbox until none is left, nor one that may be.
 
     Returns:
         Whether there was one.
@@ -82,14 +94,15 @@ async def end_processes(is_meant: Callable[[int], bool], name: str) -> bool:
     Raises:
         SandboxError: some are left.
     """
-    left = _kill(is_meant)
-    was_there = bool(left)
+    killed, unknown = _kill(whose)
+    was_there = bool(killed)
     with anyio.move_on_after(_END_SECONDS, shield=True):
-        while left:  # they are not our children, so there is nothing to wait on
+        while killed or unknown:  # they are not our children, so there is nothing to wait on
             await anyio.sleep(_STEP_SECONDS)
-            left = _kill(is_meant)
-    if left:
-        raise SandboxError(f"sandbox {name} did not end: processes {left} cannot be killed")
+            killed, unknown = _kill(whose)
+            was_there |= bool(killed)
+    if killed:
+        raise SandboxError(f"sandbox {name} did not end: processes {killed} cannot be killed")
     return was_there
 
 
@@ -98,9 +111,17 @@ def every_process() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
 
 
-def _kill(is_meant: Callable[[int], bool]) -> list[int]:
-    meant = [pid for pid in every_process() if is_meant(pid)]
-    for pid in meant:
-        with suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, signal.SIGKILL)
-    return meant
+def _kill(whose: Callable[[int], Whose]) -> tuple[list[int], list[int]]:
+    """Kill what is the sandbox's; those, and those of which it is not known."""
+    found: dict[int, Whose] = {}
+    # A process may fork and end between being listed and being asked: its child is in a later list.
+    for _ in range(_LISTS):
+        if not (new := [pid for pid in every_process() if pid not in found]):
+            break
+        for pid in new:
+            found[pid] = whose(pid)
+            if found[pid] is Whose.ITS:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+    killed = [pid for pid, owner in found.items() if owner is Whose.ITS]
+    return killed, [pid for pid, owner in found.items() if owner is Whose.UNKNOWN]

@@ -20,6 +20,7 @@ from loops_cookbook.errors import SandboxError, SandboxUnavailable
 from loops_cookbook.sandboxes.base import Entry, Sandbox, SandboxSpec
 from loops_cookbook.sandboxes.local import (
     PATH,
+    Whose,
     as_other_user,
     end_processes,
     environment_in,
@@ -33,6 +34,8 @@ from loops_cookbook.sandboxes.shell import ShellSandbox
 KIND = "plain"
 
 _MARK = "LOOPS_SANDBOX"
+_KERNEL_THREAD = 0x0020_0000
+"""In the flags of a process: `PF_KTHREAD` of Linux."""
 
 
 class Plain:
@@ -98,7 +101,7 @@ class Plain:
 async def stop(name: str) -> bool:
     """End the processes that are marked as a sandbox's; whether there were some."""
     mark = f"{_MARK}={name}".encode()
-    return await end_processes(lambda pid: mark in _environment_of(pid), name)
+    return await end_processes(lambda pid: _whose(pid, mark), name)
 
 
 class _Folder:
@@ -147,8 +150,22 @@ def _remove_folder(entry: Entry) -> bool:
     return True
 
 
-def _environment_of(pid: int) -> list[bytes]:
+def _whose(pid: int, mark: bytes) -> Whose:
+    """Whose a process is by its environment, which is empty while it executes another program."""
     try:
-        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:
-        return []
+        environment = Path(f"/proc/{pid}/environ").read_bytes()
+        if not environment and not _has_no_environment(pid):
+            return Whose.UNKNOWN
+    except OSError:  # it has ended, or is another user's
+        return Whose.OTHER
+    return Whose.ITS if mark in environment.split(b"\0") else Whose.OTHER
+
+
+def _has_no_environment(pid: int) -> bool:
+    """Whether a process that shows none has none: it has ended, is the kernel's, or was given none.
+
+    Source: proc_pid_stat(5); fields are counted from the state, the third.
+    """
+    fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    state, flags, start, end = fields[0], int(fields[6]), int(fields[47]), int(fields[48])
+    return state in b"ZX" or bool(flags & _KERNEL_THREAD) or start == end != 0
