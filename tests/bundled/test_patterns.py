@@ -120,6 +120,30 @@ def test_group_ranking_pays_the_shorter_of_the_right(copied: Callable[[str], Pat
     assert told["counts"]["attempts/trained"] == 16
 
 
+COUNT = '<tool_call>{"name": "count", "arguments": {"item": "bolt"}}</tool_call>'
+
+
+@pytest.mark.slow  # a process each; what an attempt of theirs does is tried in test_pattern_files
+@pytest.mark.parametrize(
+    ("name", "replies"),
+    [
+        ("in_process_direct", ["15", "16"]),
+        ("several_turns_tool", ["43", COUNT, "43", "44"]),
+        ("sub_agents", ["3", "2", "3", "4"]),
+        ("rewritten_history", ["red", "green"]),
+    ],
+)
+def test_a_pattern_is_run_to_its_end(
+    copied: Callable[[str], Path], name: str, replies: list[str]
+) -> None:
+    config = copied(name)
+    tasks = config.with_name("tasks.jsonl")
+    tasks.write_text(tasks.read_text().splitlines(keepends=True)[0])
+    told = offline(config, replies)
+    assert [set(rewards) for rewards in told["rewards"]] == [{0.0, 1.0}] * 4
+    assert told["counts"]["attempts/trained"] == 16
+
+
 # --- The judge
 
 FACTS = {
