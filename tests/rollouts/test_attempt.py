@@ -384,10 +384,9 @@ async def test_the_waits_of_all_tries_are_told() -> None:
         faulty = 1
 
     async def occupy(w: World, seconds: float) -> None:
-        holder = object()
-        await w.limits.starting.take(holder, Timer(99), anyio.current_time())
+        await w.limits.starting.take(Timer(99), anyio.current_time())
         await anyio.sleep(seconds)
-        w.limits.starting.give_back(holder)
+        w.limits.starting.give_back(anyio.current_time())
 
     ended: list[Finished] = []
     async with (
@@ -519,10 +518,10 @@ async def test_an_attempt_cancelled_while_it_waits_for_room_is_reported() -> Non
     ended: list[Finished] = []
     async with world(limits=Limits(1, 1, 0)) as w:
         job = Job("", seconds=1, release_seconds=1)
-        await w.limits.starting.take("somebody", job.timer, anyio.current_time())
+        await w.limits.starting.take(job.timer, anyio.current_time())
         with anyio.move_on_after(10):
             await run_it(w, 0, ended)
-        w.limits.starting.give_back("somebody")
+        w.limits.starting.give_back(anyio.current_time())
     assert [fate_of(each.attempt) for each in ended] == [Fate.CANCELLED]
 
 

@@ -13,7 +13,7 @@ from trio.testing import MockClock
 from loops_cookbook.errors import Discard
 from loops_cookbook.rollouts.blocks import Block
 from loops_cookbook.rollouts.jobs import Timer
-from loops_cookbook.rollouts.limits import Limit, Limits, LimitStatistics, PhaseSlot, Room
+from loops_cookbook.rollouts.limits import Limit, Limits, LimitStatistics, PhaseSlot, Room, Turns
 from loops_cookbook.runtimes.base import Slot
 
 pytestmark = pytest.mark.anyio
@@ -172,6 +172,35 @@ async def test_graders_that_are_quick_need_not_wait_for_one_another(slot_of: Slo
         for slot in slots:
             await stack.enter_async_context(slot)
     assert [slot.waited for slot in slots] == [0.0] * 64
+
+
+async def test_what_is_computed_between_graders_makes_none_of_them_wait(slot_of: SlotOf) -> None:
+    """Each of 1,024 that were answered at once waited for a turn of its own, because what else an
+    attempt takes was counted as its grader's."""
+    limits = Limits(sampling=64, grading=64)
+    clock = trio.lowlevel.current_clock()
+    assert isinstance(clock, MockClock)
+    turned = anyio.Event()
+
+    async def turn() -> None:
+        turned.set()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(turn)
+        for _ in range(50):
+            async with slot_of(limits.grading):
+                clock.jump(0.005)
+            clock.jump(0.05)
+        assert not turned.is_set()
+
+
+async def test_what_one_computed_who_then_waits_counts_when_the_next_comes_in() -> None:
+    turns = Turns()
+    for now in (0.0, 0.02, 0.04):
+        turns.came(now)
+    assert turns.is_over(0.04)
+    await turns.next()
+    assert not turns.is_over(0.05)
 
 
 async def test_a_cut_of_the_block_around_passes_through_the_slot_and_is_quiet_there(

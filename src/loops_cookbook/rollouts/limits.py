@@ -8,8 +8,9 @@ stands still while its block waits for a worker process or for a judge that othe
 waiting for room costs a try nothing.
 
 Many graders compute without awaiting, and when a policy answers a whole batch at once, hundreds of
-them would run before anything else could. So in each turn of the event loop graders are let in for
-`TURN_SECONDS`; the others come in one by one, each in a turn of its own.
+them would run before anything else could. So once they may have computed for `TURN_SECONDS` more
+than all else took meanwhile, the next one waits for another turn of the event loop, and each that
+comes in the meantime for one of its own.
 """
 
 import logging
@@ -26,7 +27,7 @@ from loops_cookbook.rollouts.jobs import Timer
 
 logger = logging.getLogger(__name__)
 
-TURN_SECONDS = 0.01
+TURN_SECONDS = 0.03
 """How long graders may compute before everything else gets its turn."""
 
 ExitArguments: TypeAlias = tuple[
@@ -44,59 +45,94 @@ class LimitStatistics:
     waiting: int
 
 
+class Turns:
+    """When those may come in who compute without awaiting, and hold up the event loop."""
+
+    def __init__(self) -> None:
+        self._door = anyio.Lock()
+        """One of those that are held back goes through it a turn."""
+        self._computed = 0.0
+        """Seconds since one of them did, less those of all else; never below 0."""
+        self._since = -math.inf
+        """When one last came, or left."""
+        self._computes = False
+        """Whether that one may have computed since then."""
+
+    def is_over(self, now: float) -> bool:
+        """Whether who comes now is to wait for the next turn."""
+        self.left(now)
+        return self._computed > TURN_SECONDS or self._door.locked()
+
+    async def next(self) -> None:
+        """Wait for the next turn, behind those that wait already."""
+        async with self._door:
+            self._computed = 0.0
+
+    def came(self, now: float) -> None:
+        """One comes in now, and computes."""
+        self.left(now)
+        self._computes = True
+
+    def left(self, now: float) -> None:
+        """Whoever came in last has computed until now, at most."""
+        passed = now - self._since
+        self._computed = max(0.0, self._computed + (passed if self._computes else -passed))
+        self._since, self._computes = now, False
+
+
 class Limit:
     """Room in one phase, by its name.
 
     Args:
         name: of the phase.
         total: how many it takes.
-        takes_turns: whether those that come in are held back while they hold up the event loop.
+        turns: in which they come in, where they may hold up the event loop.
     """
 
-    def __init__(self, name: str, total: int, *, takes_turns: bool = False) -> None:
+    def __init__(self, name: str, total: int, *, turns: Turns | None = None) -> None:
         self.name = name
         self._total = total
-        self._limiter = anyio.CapacityLimiter(total)
-        self._takes_turns = takes_turns
-        self._door = anyio.Lock()
-        """One of those that are held back goes through it a turn."""
-        self._turn_ends = -math.inf
+        self._room = anyio.Semaphore(total, max_value=total, fast_acquire=True)
+        self._turns = turns
 
-    def took(self, holder: object, now: float) -> bool:
-        """Take room without a wait, if that can be."""
-        return not self._holds_back(now) and self._took(holder)
+    def took(self, now: float) -> bool:
+        """Take room now without a wait, if that can be."""
+        if self._turns is not None and self._turns.is_over(now):
+            return False
+        try:
+            self._room.acquire_nowait()
+        except anyio.WouldBlock:
+            return False
+        self._came(now)
+        return True
 
-    async def take(self, holder: object, timer: Timer, now: float) -> float:
+    async def take(self, timer: Timer, now: float) -> float:
         """Wait for room from now on and take it; when that was.
 
         The hard deadline of `timer` does not run meanwhile.
         """
         with timer.standing_still(now):
-            if self._holds_back(now):
-                async with self._door:  # whoever waits for it comes in a turn later
-                    self._turn_ends = timer.now() + TURN_SECONDS
-            if not self._took(holder):
-                await self._limiter.acquire_on_behalf_of(holder)
-        return timer.now()
+            if self._turns is not None and self._turns.is_over(now):
+                await self._turns.next()
+            await self._room.acquire()
+        now = timer.now()
+        self._came(now)
+        return now
 
-    def _holds_back(self, now: float) -> bool:
-        return self._takes_turns and (now > self._turn_ends or self._door.locked())
-
-    def _took(self, holder: object) -> bool:
-        try:
-            self._limiter.acquire_on_behalf_of_nowait(holder)
-        except anyio.WouldBlock:
-            return False
-        return True
-
-    def give_back(self, holder: object) -> None:
-        """Make room again."""
-        self._limiter.release_on_behalf_of(holder)
+    def give_back(self, now: float) -> None:
+        """Make room again, now."""
+        self._room.release()
+        if self._turns is not None:
+            self._turns.left(now)
 
     def statistics(self) -> LimitStatistics:
         """How full it is now."""
-        now = self._limiter.statistics()
-        return LimitStatistics(self.name, now.borrowed_tokens, self._total, now.tasks_waiting)
+        held, waiting = self._total - self._room.value, self._room.statistics().tasks_waiting
+        return LimitStatistics(self.name, held, self._total, waiting)
+
+    def _came(self, now: float) -> None:
+        if self._turns is not None:
+            self._turns.came(now)
 
 
 class Room:
@@ -112,8 +148,8 @@ class Room:
     async def take(self) -> float:
         """Wait for room and take it; when that was."""
         now = began = self._timer.now()
-        if not self._limit.took(self, now):
-            now = await self._limit.take(self, self._timer, began)
+        if not self._limit.took(now):
+            now = await self._limit.take(self._timer, began)
             self.waited = now - began
         self._is_held = True
         return now
@@ -122,7 +158,7 @@ class Room:
         """Make room again, if that is yet to be done."""
         if self._is_held:
             self._is_held = False
-            self._limit.give_back(self)
+            self._limit.give_back(self._timer.now())
 
 
 class PhaseSlot:
@@ -219,7 +255,7 @@ class Limits:
     def __init__(self, sampling: int, grading: int, start_ahead: int = 0) -> None:
         self.starting = Limit("starting", sampling + start_ahead)
         self.sampling = Limit("sampling", sampling)
-        self.grading = Limit("grading", grading, takes_turns=True)
+        self.grading = Limit("grading", grading, turns=Turns())
 
     def statistics(self) -> tuple[LimitStatistics, ...]:
         """How full each phase is now."""
