@@ -136,11 +136,14 @@ class Limit:
 
 
 class Room:
-    """Room in a phase that is taken once, and given back once by whoever is first to do so."""
+    """Room in a phase that is taken once, and given back once by whoever is first to do so.
+
+    Whatever it was taken for may go on without it.
+    """
 
     def __init__(self, limit: Limit, timer: Timer) -> None:
-        self.waited = 0.0
-        """Seconds."""
+        self.waited: float = 0.0
+        """Seconds until there was room; of a slot, also for what its block asked for."""
         self._limit = limit
         self._timer = timer
         self._is_held = False
@@ -161,7 +164,7 @@ class Room:
             self._limit.give_back(self._timer.now())
 
 
-class PhaseSlot:
+class PhaseSlot(Room):
     """One stay in a phase, with its clock: a `runtimes.base.Slot`.
 
     An exception that a block raises because the clock cuts it is part of the cut, and as quiet;
@@ -179,24 +182,17 @@ class PhaseSlot:
     def __init__(
         self, limit: Limit, seconds: float, timer: Timer, around: Block | None = None
     ) -> None:
+        super().__init__(limit, timer)
         self.timed_out = False
         """The clock cut the block, also where that took no notice."""
         self.used = 0.0
         """Seconds that the block took, without those that it waited for room within it."""
         self.seconds = seconds
         """Its clock."""
-        self._room = Room(limit, timer)
-        self._timer = timer
         self._block = around or Block()
         self._is_own = around is None
         self._began: float | None = None
-        self._stood = 0.0
         self._stood_before = 0.0
-
-    @property
-    def waited(self) -> float:
-        """Seconds until there was room, in the phase and for what the block asked for."""
-        return self._room.waited + self._stood
 
     def seconds_left(self) -> float:
         """Until the cut, never below 0; the whole clock before the block."""
@@ -208,7 +204,7 @@ class PhaseSlot:
     async def __aenter__(self) -> Self:
         if self._began is not None:
             raise RuntimeError("a slot is entered once")
-        self._began = await self._room.take()
+        self._began = await self.take()
         self._stood_before = self._timer.stood(self._began)
         if self._is_own:
             self._block.__enter__()
@@ -219,8 +215,9 @@ class PhaseSlot:
         kind, error, traceback = cast(ExitArguments, exc)
         assert self._began is not None
         now = self._timer.now()
-        self._stood = self._stood_until(now)
-        self.used = now - self._began - self._stood
+        stood = self._stood_until(now)
+        self.waited += stood
+        self.used = now - self._began - stood
         # A block may take the cut for itself and end as if nothing was, or hold the event loop so
         # that nothing could cut it.
         self.timed_out = self._block.was_cut or self.used >= self.seconds
@@ -233,10 +230,6 @@ class PhaseSlot:
             logger.debug("raised when its clock cut it", exc_info=error)
             return True
         return False
-
-    def give_back(self) -> None:
-        """Make room for others; the block may go on without it."""
-        self._room.give_back()
 
     def _stood_until(self, now: float) -> float:
         """Seconds of the block in which its clock stood still."""
