@@ -59,7 +59,11 @@ async def run_attempts(
     Raises:
         EngineDied: no model call can succeed any more.
     """
-    running = [_RunningAttempt(context, start, index, on_end) for index in indices]
+    group = group_label(context.terms.purpose, start.serial, start.task)
+    running = [
+        _RunningAttempt(context, start, index, f"attempt {index} of {group}", on_end)
+        for index in indices
+    ]
     try:
         await context.keeper.outcomes({attempt.job: attempt.live for attempt in running})
     except BaseException:  # reported, never kept
@@ -77,12 +81,12 @@ class _RunningAttempt:
         context: AttemptContext,
         start: GroupStart,
         index: int,
+        label: str,
         on_end: Callable[[Finished], None],
     ) -> None:
         clocks = context.rules.clocks
-        group = group_label(context.terms.purpose, start.serial, start.task)
         self.job = Job(
-            f"attempt {index} of {group}",
+            label,
             seconds=hard_deadline(clocks, context.runtime.capabilities.grading_retries),
             release_seconds=clocks.release_seconds,
             on_left=self._leave_behind,
