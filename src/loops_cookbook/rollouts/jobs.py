@@ -78,7 +78,7 @@ class Timer:
     def start(self, now: float) -> None:
         """The hard deadline runs, from its beginning, from now on."""
         self._hard_at = now + self._seconds - self.stood(now)
-        self.expect(self.hard_at)
+        self.expect(now + self._seconds)
 
     def stop(self) -> None:
         """The hard deadline does not run until it is started."""
@@ -100,7 +100,7 @@ class Timer:
         """Cut this block then, or by as much later as it stands still."""
         stood = self._stood if self._still_since is None else self.stood(self.now())
         self.block, self._block_at, self._is_cut = block, cut_at - stood, False
-        self.expect(self.cuts_at)
+        self.expect(cut_at)
 
     def end_clock(self) -> None:
         """Cut nothing."""
