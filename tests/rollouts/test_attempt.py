@@ -384,9 +384,10 @@ async def test_the_waits_of_all_tries_are_told() -> None:
         faulty = 1
 
     async def occupy(w: World, seconds: float) -> None:
-        await w.limits.starting.take(Timer(99), anyio.current_time())
+        timer = Timer(99)
+        await w.limits.starting.take(timer, anyio.current_time())
         await anyio.sleep(seconds)
-        w.limits.starting.give_back(anyio.current_time())
+        w.limits.starting.give_back(timer)
 
     ended: list[Finished] = []
     async with (
@@ -521,7 +522,7 @@ async def test_an_attempt_cancelled_while_it_waits_for_room_is_reported() -> Non
         await w.limits.starting.take(job.timer, anyio.current_time())
         with anyio.move_on_after(10):
             await run_it(w, 0, ended)
-        w.limits.starting.give_back(anyio.current_time())
+        w.limits.starting.give_back(job.timer)
     assert [fate_of(each.attempt) for each in ended] == [Fate.CANCELLED]
 
 

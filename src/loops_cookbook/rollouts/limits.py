@@ -119,11 +119,11 @@ class Limit:
         self._came(now)
         return now
 
-    def give_back(self, now: float) -> None:
-        """Make room again, now."""
+    def give_back(self, timer: Timer) -> None:
+        """Make room again."""
         self._room.release()
         if self._turns is not None:
-            self._turns.left(now)
+            self._turns.left(timer.now())
 
     def statistics(self) -> LimitStatistics:
         """How full it is now."""
@@ -161,7 +161,7 @@ class Room:
         """Make room again, if that is yet to be done."""
         if self._is_held:
             self._is_held = False
-            self._limit.give_back(self._timer.now())
+            self._limit.give_back(self._timer)
 
 
 class PhaseSlot(Room):

@@ -153,7 +153,7 @@ class Trial:
                 logger.warning("%s: %s; what it held may be left over", job.label, late)
         finally:
             job.timer.end_clock()
-            self.give_back()
+            self._start.give_back()
 
     def give_back(self) -> None:
         """Make room for others in every phase."""
@@ -243,7 +243,8 @@ class Trial:
                     await lease.run(slot)
 
         fault = await caught(run)
-        self.give_back()
+        self._start.give_back()
+        slot.give_back()
         self.timed_out = slot.timed_out
         self._look()
         if not isinstance(fault, Discard):  # what failed before tells more than what came of it
