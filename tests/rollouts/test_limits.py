@@ -272,6 +272,33 @@ async def test_a_slot_that_was_given_back_by_another_is_not_given_back_twice(
     assert limit.statistics().held == 0
 
 
+@pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"])
+@pytest.mark.parametrize("is_cut_first", [True, False])
+async def test_room_that_comes_as_its_waiter_is_cancelled_goes_to_the_next(
+    is_cut_first: bool,
+) -> None:
+    limit = Limit("sampling", 1)
+    held, cut, after = (Room(limit, Timer(99)) for _ in range(3))
+    await held.take()
+
+    async def pass_by(room: Room) -> None:
+        try:
+            await room.take()
+        finally:
+            room.give_back()
+
+    async with anyio.create_task_group() as group:
+        cancelled = group.start_soon(pass_by, cut)
+        await anyio.wait_all_tasks_blocked()
+        group.start_soon(pass_by, after)
+        await anyio.wait_all_tasks_blocked()
+        assert limit.statistics() == LimitStatistics("sampling", 1, 1, 2)
+        steps = [cancelled.cancel, held.give_back]
+        for step in steps if is_cut_first else reversed(steps):
+            step()
+    assert limit.statistics() == LimitStatistics("sampling", 0, 1, 0)
+
+
 async def test_a_hard_deadline_stands_still_while_room_is_waited_for(slot_of: SlotOf) -> None:
     limit, timer = Limit("sampling", 1), Timer(5)
     room = Room(limit, timer)
