@@ -193,11 +193,10 @@ def _attempt(
 
 def _timing(trials: list[Trial]) -> Timing:
     """That of the last try, with the waits of them all."""
-    *earlier, last = trials
-    if not earlier:
-        return last.timing
-    waited = sum(trial.timing.waiting for trial in earlier)
-    return replace(last.timing, waiting=last.timing.waiting + waited)
+    last = trials[-1].timing
+    if len(trials) == 1:
+        return last
+    return replace(last, waiting=sum(trial.timing.waiting for trial in trials))
 
 
 def _fits(row: Sequence, max_seq_len: int | None) -> bool:
