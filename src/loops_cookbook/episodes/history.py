@@ -3,7 +3,9 @@
 A conversation is a tree of messages. `History.ask` walks it with what an agent is about to send:
 the messages are checked, kept as they are at that moment, and matched with those of earlier
 calls by `messages.canonical`. The longest beginning that ends in the reply of an earlier call with
-the same tools is the place to go on from. A message that several calls share is kept once.
+the same tools is the place to go on from. A message that several calls share is kept once, and one
+that was asked at its place before, word for word, is known without its canonical form: of a chat
+that grows, each call costs what is new in it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -35,9 +37,22 @@ class Node:
     """A message at its place in a conversation."""
 
     message: Message
+    """As it was said last."""
     next: "dict[_Key, Node]" = field(default_factory=lambda: {})
+    last: "Node | None" = None
+    """The one of `next` that was said last, where what equals its message is the same turn."""
     ended: "dict[str, Ended]" = field(default_factory=lambda: {})
     """The latest call whose reply this message is, for each list of tools."""
+
+    def follow(self, key: _Key, message: Message) -> "Node":
+        """The place of a message that comes after this one and stays as it is."""
+        node = self.next.get(key)
+        if node is None:
+            node = self.next[key] = Node(message)
+        elif node.message != message:
+            node.message = message
+        self.last = node if _is_told_by_equality(message) else None
+        return node
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,13 +88,13 @@ class History:
         other_tools = False
         kept: list[Message] = []
         for index, message in enumerate(_listed(messages)):
-            key = _key(index, message)
-            following = node.next.get(key)
-            if following is None:
-                is_known = False
-                following = node.next[key] = Node(frozen(message))
+            following = node.last
+            if following is None or following.message != message:
+                key = _key(index, message)
+                is_known = is_known and key in node.next
+                following = node.follow(key, frozen(message))
             node = following
-            kept.append(node.message if node.message == message else frozen(message))
+            kept.append(node.message)
             if ended := node.ended.get(declared.key):
                 earlier, start, other_tools = ended, index + 1, False
             elif node.ended:
@@ -90,10 +105,7 @@ class History:
 
     def end(self, asked: Asked, reply: Message, ended: Ended) -> None:
         """Note that the call for `asked` came back with `reply`."""
-        key = canonical(reply)
-        node = asked.node.next.get(key)
-        if node is None:
-            node = asked.node.next[key] = Node(reply)
+        node = asked.node.follow(canonical(reply), reply)
         node.ended[asked.declared.key] = ended
         self._has_ended = True
 
@@ -158,3 +170,27 @@ def frozen(message: object) -> Message:
     if copy.get("tool_calls"):
         copy["tool_calls"] = deepcopy(copy["tool_calls"])
     return copy
+
+
+def _is_told_by_equality(message: Message) -> bool:
+    """Whether whatever equals a message, as `frozen` gave it, has its canonical form too.
+
+    A number may equal one that is written otherwise, as 1 does True, and what an agent can change
+    inside a value that is not copied equals itself.
+    """
+    for key, value in message.items():
+        if key == "tool_calls":
+            if not _is_text(value):
+                return False
+        elif key != "content" and not (value is None or isinstance(value, str)):
+            return False
+    return True
+
+
+def _is_text(value: object) -> bool:
+    """Whether it holds strings alone, and nothing that equals another thing."""
+    if isinstance(value, dict):
+        return all(map(_is_text, cast(dict[object, object], value).values()))
+    if isinstance(value, list):
+        return all(map(_is_text, cast(list[object], value)))
+    return value is None or isinstance(value, str)
