@@ -19,7 +19,6 @@ from loops_cookbook.records import (
     RunStatus,
     StepRow,
     TaskResult,
-    Transcript,
     spread,
 )
 from loops_cookbook.tokens import SampledTokens, Trajectory, Turn, ids_of, logprobs_of, sequences
@@ -149,21 +148,6 @@ def test_an_evaluation_row_holds_each_tasks_results_as_objects() -> None:
         }
     ]
     assert written["pass_at_k"] == {"2": 1.0}
-
-
-@pytest.mark.parametrize(
-    ("attempt", "purpose", "fate"),
-    [
-        (graded(0, 1.0), "train", None),
-        (graded(0, 1.0), "held_out", Fate.EVALUATED),
-        (failed(0), "train", Fate.FAILED),
-        (failed(0), "held_out", Fate.FAILED),
-    ],
-)
-def test_a_transcript_has_the_fate_that_is_known_when_the_attempt_ends(
-    attempt: Attempt, purpose: str, fate: Fate | None
-) -> None:
-    assert Transcript.of(attempt, purpose).fate == fate
 
 
 @dataclass

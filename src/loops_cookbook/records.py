@@ -313,29 +313,6 @@ class Transcript:
     calls: tuple[Call, ...]
     trajectory: Trajectory
 
-    @classmethod
-    def of(cls, attempt: Attempt, purpose: str) -> Self:
-        """The transcript of an attempt that has just ended."""
-        discarded = attempt.discarded
-        rewarded = None if purpose == TRAIN else Fate.EVALUATED
-        return cls(
-            purpose=purpose,
-            group=attempt.group,
-            attempt=attempt.index,
-            task=attempt.task,
-            fate=rewarded if discarded is None else discarded.fate,
-            reward=attempt.reward,
-            detail="" if discarded is None else discarded.detail,
-            exception=None if discarded is None else discarded.exception,
-            flags=attempt.flags,
-            tries=attempt.tries,
-            metadata=attempt.metadata,
-            timing=attempt.timing,
-            started_at=attempt.started_at,
-            calls=attempt.calls,
-            trajectory=attempt.trajectory,
-        )
-
 
 class Recorder(Protocol):
     """Whoever is told what happens in a run, as it happens.

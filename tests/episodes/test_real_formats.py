@@ -17,10 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trio.testing import MockClock
 
-from loops_cookbook.attempts import Flags, Timing
+from loops_cookbook.attempts import Attempt
 from loops_cookbook.episodes.conversation import Conversation, Models, TryRecord
 from loops_cookbook.messages import Message, Tool
-from loops_cookbook.records import Transcript
 from loops_cookbook.renderers.chat_template import ChatTemplateRenderer
 from loops_cookbook.renderers.tokenizers import ChatTokenizer, load_tokenizer
 from loops_cookbook.rundir.transcripts import transcript_of, transcript_text
@@ -191,24 +190,15 @@ def pairs(ids: Ids, logprobs: np.ndarray) -> list[tuple[float, int]]:
 
 def assert_reads_back(record: TryRecord) -> None:
     """The transcript's file says of each call what happened in it."""
-    written = Transcript(
-        purpose="train",
+    written = Attempt(
         group=0,
-        attempt=0,
+        index=0,
         task="t",
-        fate=None,
-        reward=None,
-        detail="",
-        exception=None,
-        flags=Flags(),
-        tries=1,
-        metadata={},
-        timing=Timing(),
-        started_at=0.0,
+        reward=0.0,
         calls=tuple(record.calls),
         trajectory=Trajectory(tuple(record.turns)),
     )
-    file = transcript_text(written).encode(errors="backslashreplace")
+    file = transcript_text(written, "train").encode(errors="backslashreplace")
     read = transcript_of(json.loads(file))
     for before, after in zip(written.calls, read.calls, strict=True):
         assert json.dumps([before.messages, before.reply]) == json.dumps(

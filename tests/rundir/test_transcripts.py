@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loops_cookbook.attempts import Call, Fate, Flags, Timing
+from loops_cookbook.attempts import Attempt, Call, Discarded, Fate, Flags, Timing
 from loops_cookbook.journal import Row, utf8
 from loops_cookbook.messages import Message
 from loops_cookbook.records import Transcript
@@ -17,16 +17,12 @@ from loops_cookbook.rundir.transcripts import transcript_of, transcript_text
 from loops_cookbook.tokens import SampledTokens, Trajectory, Turn, ids_of, logprobs_of
 
 
-def transcript(calls: Sequence[Call] = (), turns: Sequence[Turn] = ()) -> Transcript:
-    return Transcript(
-        purpose="train",
+def attempt(calls: Sequence[Call] = (), turns: Sequence[Turn] = ()) -> Attempt:
+    return Attempt(
         group=1,
-        attempt=2,
+        index=2,
         task="orders",
-        fate=Fate.UNGRADED,
-        reward=None,
-        detail="ValueError: \ud83d",
-        exception="ValueError",
+        discarded=Discarded(Fate.UNGRADED, "ValueError: \ud83d", "ValueError"),
         flags=Flags(retried=True),
         tries=2,
         metadata={"ended": "limit", "turns": 3, "share": 0.1, "clean": True},
@@ -37,8 +33,12 @@ def transcript(calls: Sequence[Call] = (), turns: Sequence[Turn] = ()) -> Transc
     )
 
 
-def read_back(written: Transcript) -> Transcript:
-    return transcript_of(json.loads(utf8(transcript_text(written)).decode()))
+def row_of(ended: Attempt, purpose: str = "train") -> Row:
+    return cast(Row, json.loads(utf8(transcript_text(ended, purpose)).decode()))
+
+
+def read_back(ended: Attempt, purpose: str = "train") -> Transcript:
+    return transcript_of(row_of(ended, purpose))
 
 
 def call(messages: Sequence[Message], reply: Message, *, tools: bool = False) -> Call:
@@ -56,14 +56,44 @@ def messages_of(*texts: str) -> list[Message]:
 
 
 def test_a_transcript_reads_back_whole() -> None:
-    written = transcript([call(messages_of("hello"), {"role": "assistant", "content": "4"})])
+    written = attempt([call(messages_of("hello"), {"role": "assistant", "content": "4"})])
 
-    assert read_back(written) == written
+    assert read_back(written) == Transcript(
+        purpose="train",
+        group=1,
+        attempt=2,
+        task="orders",
+        fate=Fate.UNGRADED,
+        reward=None,
+        detail="ValueError: \ud83d",
+        exception="ValueError",
+        flags=written.flags,
+        tries=2,
+        metadata=written.metadata,
+        timing=written.timing,
+        started_at=12.5,
+        calls=written.calls,
+        trajectory=written.trajectory,
+    )
+
+
+@pytest.mark.parametrize(
+    ("ended", "purpose", "fate"),
+    [
+        (Attempt(1, 2, "orders", reward=1.0), "train", None),
+        (Attempt(1, 2, "orders", reward=1.0), "held_out", Fate.EVALUATED),
+        (attempt(), "train", Fate.UNGRADED),
+        (attempt(), "held_out", Fate.UNGRADED),
+    ],
+)
+def test_a_transcript_has_the_fate_that_is_known_when_the_attempt_ends(
+    ended: Attempt, purpose: str, fate: Fate | None
+) -> None:
+    assert read_back(ended, purpose).fate == fate
 
 
 def test_a_number_that_is_not_finite_reads_back_as_nan() -> None:
-    written = transcript()
-    row = cast(Row, json.loads(utf8(transcript_text(written)).decode()))
+    row = row_of(attempt())
     row["metadata"] = {"share": None}
 
     assert np.isnan(transcript_of(row).metadata["share"])
@@ -79,9 +109,8 @@ def test_calls_read_back_whichever_of_them_go_on_with_which(data: st.DataObject)
             before = data.draw(st.sampled_from(calls))
             messages = [*before.messages, before.reply, *messages]
         calls.append(call(messages, data.draw(few), tools=data.draw(st.booleans())))
-    written = transcript(calls)
 
-    assert read_back(written) == written
+    assert read_back(attempt(calls)).calls == tuple(calls)
 
 
 @given(st.data())
@@ -100,7 +129,7 @@ def test_token_ids_and_logprobs_read_back_exactly(data: st.DataObject) -> None:
         made = SampledTokens(ids_of(sampled), logprobs_of(logprobs), "stop", version)
         turns.append(Turn(ids_of(prompt), made, "template"))
 
-    read = read_back(transcript(turns=turns)).trajectory.turns
+    read = read_back(attempt(turns=turns)).trajectory.turns
 
     assert len(read) == len(turns)
     for one, other in zip(read, turns, strict=True):
@@ -123,7 +152,7 @@ def test_a_long_conversation_is_written_once() -> None:
         history = [*history, reply, *messages_of(f"question {i}.")]
         ids = [*ids, 100 + i, 200 + i]
 
-    text = transcript_text(transcript(calls, turns))
+    text = transcript_text(attempt(calls, turns), "train")
 
     assert text.count('"answer 3."') == 1
     assert text.count('"question 3."') == 1
@@ -136,7 +165,7 @@ def test_a_long_conversation_is_written_once() -> None:
 
 
 def test_a_list_of_numbers_stands_on_one_line() -> None:
-    text = transcript_text(transcript(turns=[turn(range(500), range(300))]))
+    text = transcript_text(attempt(turns=[turn(range(500), range(300))]), "train")
 
     assert [line for line in text.splitlines() if '"sampled_ids"' in line] == [
         f'   "sampled_ids": [{",".join(map(str, range(300)))}],'

@@ -15,10 +15,10 @@ from typing import Literal
 import numpy as np
 from pydantic import BaseModel
 
-from loops_cookbook.attempts import Call, Fate, Flags, Scalar, Timing
+from loops_cookbook.attempts import Attempt, Call, Fate, Flags, Scalar, Timing
 from loops_cookbook.journal import Row, encode
 from loops_cookbook.messages import Message, Tool
-from loops_cookbook.records import SCHEMA_VERSION, Transcript
+from loops_cookbook.records import SCHEMA_VERSION, TRAIN, Transcript
 from loops_cookbook.tokens import (
     Ids,
     Origin,
@@ -32,30 +32,32 @@ from loops_cookbook.tokens import (
 _DEEP = "    "
 
 
-def transcript_text(transcript: Transcript) -> str:
-    """The whole content of a transcript's file."""
+def transcript_text(attempt: Attempt, purpose: str) -> str:
+    """The whole content of the file of an attempt that has just ended."""
+    discarded = attempt.discarded
+    rewarded = None if purpose == TRAIN else Fate.EVALUATED
     head = encode(
         {
             "schema": SCHEMA_VERSION,
-            "purpose": transcript.purpose,
-            "group": transcript.group,
-            "attempt": transcript.attempt,
-            "task": transcript.task,
-            "reward": transcript.reward,
-            "fate": transcript.fate,
-            "detail": transcript.detail,
-            "exception": transcript.exception,
-            "metadata": transcript.metadata,
-            "tries": transcript.tries,
-            "flags": transcript.flags.to_json(),
-            "timing": transcript.timing.to_json(),
-            "started_at": transcript.started_at,
+            "purpose": purpose,
+            "group": attempt.group,
+            "attempt": attempt.index,
+            "task": attempt.task,
+            "reward": attempt.reward,
+            "fate": rewarded if discarded is None else discarded.fate,
+            "detail": "" if discarded is None else discarded.detail,
+            "exception": None if discarded is None else discarded.exception,
+            "metadata": attempt.metadata,
+            "tries": attempt.tries,
+            "flags": attempt.flags.to_json(),
+            "timing": attempt.timing.to_json(),
+            "started_at": attempt.started_at,
         }
     )
     for key in ("reward", "metadata", "tries"):  # where metadata has such a key, a line ends there
         head = head.replace(f',"{key}":', f',\n "{key}":', 1)
-    calls = _list(_calls(transcript.calls))
-    turns = _list(_turns(transcript.trajectory.turns))
+    calls = _list(_calls(attempt.calls))
+    turns = _list(_turns(attempt.trajectory.turns))
     return f'{head[:-1]},\n "calls": {calls},\n "turns": {turns}}}\n'
 
 

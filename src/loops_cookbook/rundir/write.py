@@ -30,7 +30,6 @@ from loops_cookbook.records import (
     RunRow,
     RunStatus,
     StepRow,
-    Transcript,
 )
 from loops_cookbook.rundir.layout import RunFolder, locked, transcript_stem
 from loops_cookbook.rundir.read import read_evaluations
@@ -115,7 +114,7 @@ class RunWriter:
         if not self._keeps(attempt, purpose):
             return
         name = self._free_name(attempt, purpose)
-        text = transcript_text(Transcript.of(attempt, purpose))
+        text = transcript_text(attempt, purpose)
         write_atomically(f"{self._transcripts_folder}/{name}", text)
         self._taken.add(name)
         self._transcripts[purpose, attempt.group, attempt.index] = name
