@@ -98,7 +98,7 @@ def canonical(message: Message) -> tuple[object, ...]:
     """What two messages must share to be the same turn; comparable and hashable."""
     role = message.get("role")
     content = (text_of(message.get("content")) or "").strip()
-    calls = tuple(_canonical_call(call) for call in _calls_of(message))
+    calls = tuple(map(_canonical_call, _calls_of(message)))
     if role == "assistant":
         return (role, content, calls)
     rest = [
@@ -116,7 +116,7 @@ def canonical_tools(tools: Sequence[Tool] | None) -> str:
 
 def _calls_of(message: Message) -> Iterable[Mapping[str, object]]:
     calls = message.get("tool_calls")
-    return cast(Iterable[Mapping[str, object]], calls) if calls else ()
+    return cast("Iterable[Mapping[str, object]]", calls or ())
 
 
 def _canonical_call(call: Mapping[str, object]) -> tuple[object, str]:

@@ -11,7 +11,7 @@ that grows, each call costs what is new in it.
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import TypeAlias, cast
+from typing import NamedTuple, TypeAlias, cast
 
 from loops_cookbook.episodes.tools import NO_TOOLS, Declared
 from loops_cookbook.errors import EpisodeError
@@ -24,8 +24,7 @@ _ROLES = ("system", "developer", "user", "assistant", "tool")
 _Key: TypeAlias = tuple[object, ...]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Ended:
+class Ended(NamedTuple):
     """The exact tokens of a call that has ended."""
 
     prompt_ids: Ids
@@ -55,8 +54,7 @@ class Node:
         return node
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Asked:
+class Asked(NamedTuple):
     """What a call sends, and where its prompt may begin."""
 
     messages: tuple[Message, ...]
@@ -126,7 +124,7 @@ def _listed(messages: object) -> Sequence[object]:
         )
     if not messages:
         raise EpisodeError("generate() was given no message: pass all that the model shall see")
-    return cast(Sequence[object], messages)
+    return cast("Sequence[object]", messages)
 
 
 def _key(index: int, message: object) -> _Key:
@@ -166,7 +164,7 @@ def frozen(message: object) -> Message:
     copy = dict(cast(Message, message))
     content = copy.get("content")
     if content is not None and not isinstance(content, str):
-        copy["content"] = [dict(part) for part in cast(Iterable[Message], content)]
+        copy["content"] = [dict(part) for part in cast("Iterable[Message]", content)]
     if copy.get("tool_calls"):
         copy["tool_calls"] = deepcopy(copy["tool_calls"])
     return copy

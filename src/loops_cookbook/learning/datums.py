@@ -11,7 +11,7 @@ gradient there, so no datum is made of it.
 
 from collections.abc import Sequence as AbstractSequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -38,12 +38,13 @@ class Datum:
     """float32[L], for cross_entropy only."""
 
     def __post_init__(self) -> None:
+        shape = self.input_ids.shape
         for name in ("target_ids", "logprobs", "advantages", "weights"):
             stream = getattr(self, name)
-            if stream is not None and stream.shape != self.input_ids.shape:
+            if stream is not None and stream.shape != shape:
                 raise ValueError(
                     f"a datum's {name} has shape {stream.shape}, its input_ids "
-                    f"{self.input_ids.shape}: every stream has one length"
+                    f"{shape}: every stream has one length"
                 )
 
     @property
@@ -53,8 +54,7 @@ class Datum:
         return 0 if stream is None else int(np.count_nonzero(stream))
 
 
-@dataclass(frozen=True, slots=True)
-class ScoredAttempt:
+class ScoredAttempt(NamedTuple):
     """The rows of one attempt and the advantage that all their sampled tokens share."""
 
     sequences: tuple[Sequence, ...]

@@ -37,15 +37,16 @@ def fate_counts(rows: Iterable[RolloutRow]) -> Counter[str]:
     return counts
 
 
-def token_counts(rows: Iterable[RolloutRow]) -> Counter[str]:
+def token_counts(rows: Sequence[RolloutRow]) -> Counter[str]:
     """How many tokens attempts sent and sampled, and in how many turns, as metrics call them."""
-    counts: Counter[str] = Counter()
-    for row in rows:
-        counts["tokens/prompt"] += row.prompt_tokens
-        counts["tokens/sampled"] += row.sampled_tokens
-        counts["turns/sampled"] += row.turns
-        counts["turns/cut"] += row.cut_turns
-    return counts
+    return Counter(
+        {
+            "tokens/prompt": sum(row.prompt_tokens for row in rows),
+            "tokens/sampled": sum(row.sampled_tokens for row in rows),
+            "turns/sampled": sum(row.turns for row in rows),
+            "turns/cut": sum(row.cut_turns for row in rows),
+        }
+    )
 
 
 ALWAYS = (

@@ -6,15 +6,14 @@ logprobs are finite, `SampledTokens` itself holds.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from loops_cookbook.errors import ServiceRefused
 from loops_cookbook.services.base import SampleParams, Sampler
 from loops_cookbook.tokens import Ids, SampledTokens
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(NamedTuple):
     """What an answer must keep to."""
 
     n: int = 1
