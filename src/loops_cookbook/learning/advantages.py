@@ -54,10 +54,11 @@ def judge(
     if len(graded) < 2:
         return Rejection("too_few")
     rewards = np.array([attempt.reward for attempt in graded], np.float64)
-    if rewards.max() - rewards.min() <= tolerance:
+    apart = rewards.max() - rewards.min()
+    if apart <= tolerance:
         return Rejection("no_variance")
     values = rewards - rewards.mean()
-    values[np.abs(values) <= _AT_THE_MEAN * np.ptp(rewards)] = 0.0
+    values[np.abs(values) <= _AT_THE_MEAN * apart] = 0.0
     if advantage == "mean_std":
         values /= rewards.std(ddof=1)
     elif advantage == "rloo":

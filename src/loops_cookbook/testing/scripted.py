@@ -295,11 +295,13 @@ class ScriptedService:
 
 
 def _on_policy(batch: Sequence[Datum], adam: AdamParams) -> StepResult:
-    nothing = [np.zeros(len(datum.input_ids), np.float32) for datum in batch]
-    pairs = list(zip(batch, nothing, strict=True))
-    streams = [d.advantages if d.weights is None else d.weights for d, _ in pairs]
+    streams = [d.advantages if d.weights is None else d.weights for d in batch]
+    moving = [stream for stream in streams if stream is not None]
     return StepResult(
-        loss=-sum(float(stream.sum()) for stream in streams if stream is not None),
-        logprobs=tuple(z if d.logprobs is None else d.logprobs for d, z in pairs),
+        loss=-float(np.concatenate(moving).sum(dtype=np.float64)) if moving else 0.0,
+        logprobs=tuple(
+            np.zeros(len(d.input_ids), np.float32) if d.logprobs is None else d.logprobs
+            for d in batch
+        ),
         metrics={"grad_norm": 1.0, "learning_rate": adam.learning_rate},
     )
