@@ -1,7 +1,7 @@
 """Which earlier call a list of messages goes on with."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loops_cookbook.episodes.history import Ended, History
@@ -116,10 +116,12 @@ TURNS: list[Message] = [
 ]
 
 
+@settings(max_examples=40)
 @given(st.data())
 def test_equality_knows_no_message_that_its_canonical_form_does_not(data: st.DataObject) -> None:
     quick, slow = History(), History()
-    turns, tools = st.sampled_from(TURNS), st.sampled_from([NO_TOOLS, Declared((), "other")])
+    few = data.draw(st.lists(st.sampled_from(TURNS), min_size=2, max_size=3))
+    turns, tools = st.sampled_from(few), st.sampled_from([NO_TOOLS, Declared((), "other")])
     chats: list[list[Message]] = [[]]
     for number in range(data.draw(st.integers(1, 8))):
         new = data.draw(st.lists(turns, min_size=1, max_size=3))
@@ -140,3 +142,11 @@ def test_what_an_agent_changes_inside_a_message_it_sent_is_another_message() -> 
     history.end(history.ask([message]), said("a"), ended(1))
     details.append("2")
     assert history.ask([message, said("a"), user("2")]).earlier is None
+
+
+def test_a_number_is_not_the_boolean_that_equals_it() -> None:
+    history, look = History(), calling({"x": 1})
+    history.end(history.ask([user("1"), look]), said("a"), ended(1))
+    assert history.ask([user("1"), calling({"x": 1.0}), said("a"), user("2")]).earlier is None
+    assert history.ask([user("1"), calling({"x": True}), said("a"), user("2")]).earlier is None
+    assert history.ask([user("1"), look, said("a"), user("2")]).earlier is not None
