@@ -34,7 +34,8 @@ class Clock(Protocol):
 
 
 STRAY = (
-    "CancelledError was raised though nothing was cancelled: a cancelled future or task was awaited"
+    "CancelledError was raised though nothing was cancelled: a cancelled future or task was "
+    "awaited, or an error cancelled a task group that is held open"
 )
 """What to say of a stray one."""
 

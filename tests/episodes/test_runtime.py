@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel
 from trio.testing import MockClock
 
-from loops_cookbook.attempts import Attempt, Flags
+from loops_cookbook.attempts import Attempt, Fate, Flags
 from loops_cookbook.episodes import (
     Discard,
     Episode,
@@ -28,6 +28,7 @@ from loops_cookbook.errors import EpisodeError, ServiceUnavailable
 from loops_cookbook.runtimes.base import Graded, Place, Runtime, RuntimeContext
 from loops_cookbook.runtimes.producers import Policy, Producers
 from loops_cookbook.services.base import SampleParams
+from loops_cookbook.testing import Terms, attempt
 from loops_cookbook.testing.scripted import Line, Script, ScriptedSampler
 from loops_cookbook.testing.tokenizer import PlainRenderer
 from loops_cookbook.tokens import Trajectory
@@ -400,9 +401,9 @@ async def test_a_try_is_closed_after_a_failed_setup(closing: type[Closing]) -> N
     assert Failing.closed == 1
 
 
-async def test_a_cancelled_try_is_closed_all_the_same(closing: type[Closing]) -> None:
+async def test_an_attempt_that_is_cancelled_is_closed_all_the_same(closing: type[Closing]) -> None:
     with anyio.move_on_after(5) as scope:
-        await run_only(closing, [Line("never", seconds=200)])
+        await attempt(closing, TASK.value, replies=[Line("never", seconds=200)])
     assert scope.cancelled_caught
     assert closing.closed == 1
 
@@ -429,9 +430,89 @@ async def test_a_close_that_hangs_is_ended_by_the_release_clock(
             await anyio.sleep_forever()
 
     before = anyio.current_time()
-    await run_only(Hanging, release_seconds=7)
+    tried = await attempt(Hanging, TASK.value, replies=["4"], terms=Terms(release_seconds=7))
     assert anyio.current_time() - before == pytest.approx(7)
-    assert "Hanging.close() of task 'sum' outlasted its 7 s" in caplog.text
+    assert tried.reward is not None
+    assert "release outlasted its clock of 7 s" in caplog.text
+
+
+# --- What an Episode holds open, such as a client with a task group of its own
+
+
+class Holding(AnswerEpisode):
+    """Opens a group in setup and closes it in close, as a client of a tool server is held."""
+
+    async def setup(self, setup: Setup) -> None:
+        self.group = anyio.create_task_group()
+        await self.group.__aenter__()
+        self.group.start_soon(self.serve)
+
+    async def serve(self) -> None:
+        await anyio.sleep_forever()
+
+    async def close(self) -> None:
+        self.group.cancel_scope.cancel()
+        await self.group.__aexit__(None, None, None)
+
+
+on_asyncio = pytest.mark.parametrize("anyio_backend", ["asyncio"])
+
+
+@on_asyncio
+async def test_what_setup_opened_is_closed_in_close(caplog: pytest.LogCaptureFixture) -> None:
+    """A scope around close() closed in the wrong order, which ended the run as our bug."""
+    tried = await attempt(Holding, TASK.value, replies=["4"])
+    assert (tried.reward, tried.detail, caplog.text) == (1.0, "", "")
+
+
+@on_asyncio
+@pytest.mark.parametrize("closes", [True, False])
+async def test_a_client_that_dies_fails_the_try_and_not_the_run(closes: bool) -> None:
+    """Its error cancels the code that holds it, and that was taken for the end of the run."""
+
+    class Dying(Holding):
+        async def serve(self) -> None:
+            raise ConnectionError("the server is gone")
+
+        async def run(self, sample: Sampling) -> None:
+            await super().run(sample)
+            await anyio.sleep(60)
+
+        async def close(self) -> None:
+            if closes:
+                await super().close()
+
+    tried = await attempt(Dying, TASK.value, replies=["4"])
+    assert tried.fate is Fate.FAILED
+    assert "a task group that is held open" in tried.detail
+
+
+@on_asyncio
+@pytest.mark.parametrize("where", ["setup", "run", "grade"])
+async def test_what_is_never_closed_costs_no_reward_and_ends_no_run(
+    where: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Leaving(AnswerEpisode):
+        async def come_to(self, method: str) -> None:
+            if method == where:
+                group = anyio.create_task_group()
+                await group.__aenter__()
+                group.start_soon(anyio.sleep_forever)
+
+        async def setup(self, setup: Setup) -> None:
+            await self.come_to("setup")
+
+        async def run(self, sample: Sampling) -> None:
+            await super().run(sample)
+            await self.come_to("run")
+
+        async def grade(self, grading: Grading) -> float:
+            await self.come_to("grade")
+            return await super().grade(grading)
+
+    tried = await attempt(Leaving, TASK.value, replies=["4"])
+    assert (tried.reward, tried.detail) == (1.0, "")
+    assert "was opened and not closed" in caplog.text
 
 
 class Ranked(Episode[AnswerTask, None]):

@@ -15,7 +15,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeAlias, cast
 
-import anyio
 from pydantic import BaseModel
 
 from loops_cookbook.attempts import Attempt, Scalar
@@ -232,16 +231,13 @@ class EpisodeLease:
         self._metadata.update(cast(Mapping[str, Scalar], returned))
 
     async def _close(self, episode: "_Episode") -> None:
-        seconds = self._context.release_seconds
-        where = f"{self._says.name}.close() of task {self._task.name!r}"
-        with anyio.move_on_after(seconds, shield=True) as scope:
-            try:
-                await episode.close()
-            # The attempt is over: what it earned must not depend on tidying up.
-            except Exception:
-                logger.warning("%s failed; mend it, or it may leak", where, exc_info=True)
-        if scope.cancelled_caught:
-            logger.warning("%s outlasted its %g s; mend it, or it may leak", where, seconds)
+        # No scope around it: what it closes may be one that setup opened.
+        try:
+            await episode.close()
+        # The attempt is over: what it earned must not depend on tidying up.
+        except Exception:
+            where = f"{self._says.name}.close() of task {self._task.name!r}"
+            logger.warning("%s failed; mend it, or it may leak", where, exc_info=True)
 
 
 class _CreateRuntime:

@@ -4,13 +4,21 @@ A cancelled scope cancels in every turn of the event loop what is in it, and cod
 and waits again would take the whole of a CPU. So a `Block` is two scopes: the outer one is cut, and
 once the code is known to ignore that, the inner one keeps the cut away, but for a moment each
 second. The inner one also shields the end of a block, which must release what it holds.
+
+Scopes close in the order in which they were opened. What the code opened and left open, such as a
+client with a task group in it, is closed with the block.
 """
 
+import asyncio
+import logging
+import sys
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import anyio
 from anyio.lowlevel import checkpoint
+
+logger = logging.getLogger(__name__)
 
 REMINDER_SECONDS = 1.0
 """Between two cancellations of code that ignores them."""
@@ -51,13 +59,11 @@ class Block:
         if self._end is not None:
             self._end.set()
         try:
-            is_quiet = self._calm.__exit__(kind, error, traceback)
-        except BaseException as rest:  # of a group in which there were cancellations too
-            self._cut.__exit__(type(rest), rest, rest.__traceback__)
-            raise
-        if is_quiet:
-            kind = error = traceback = None
-        return bool(self._cut.__exit__(kind, error, traceback) or is_quiet)
+            return self._leave(kind, error, traceback)
+        except RuntimeError:  # scopes in it are open, so nothing was left yet
+            if not self._close_what_is_open():
+                raise
+            return self._leave(kind, error, traceback)
 
     def cut(self) -> None:
         """Cancel what is in it, or its release once that has begun."""
@@ -86,6 +92,57 @@ class Block:
             if not self._is_over:
                 self._calm.shield = True
 
+    def _leave(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool:
+        try:
+            is_quiet = self._calm.__exit__(kind, error, traceback)
+        except BaseException as rest:  # of a group in which there were cancellations too
+            self._cut.__exit__(type(rest), rest, rest.__traceback__)
+            raise
+        if is_quiet:
+            kind = error = traceback = None
+        return bool(self._cut.__exit__(kind, error, traceback) or is_quiet)
+
+    def _close_what_is_open(self) -> bool:
+        """Leave each scope in it that code opened and did not leave, with the tasks in it.
+
+        Returns:
+            Whether there was one.
+        """
+        left_open = _scopes_within(self._calm)
+        for scope in left_open:
+            scope.cancel()
+            scope.__exit__(None, None, None)
+        if left_open:
+            logger.warning(
+                "a task group, or a client that holds one, was opened and not closed; what ran in "
+                "it is cancelled: close it in the method that opened it, or hold it from setup() "
+                "to close()"
+            )
+        return bool(left_open)
+
     @property
     def _may_be_reminded(self) -> bool:
         return not (self._is_over or self._is_releasing)
+
+
+def _scopes_within(outer: anyio.CancelScope) -> list[anyio.CancelScope]:
+    """The cancel scopes that the code is in, up to one of them; none where that cannot be known.
+
+    anyio has no word for it. Without it, leaving the block raises, and with it the whole run.
+    """
+    states: Any = getattr(sys.modules.get("anyio._backends._asyncio"), "_task_states", None)
+    if states is None or anyio.get_cancelled_exc_class() is not asyncio.CancelledError:
+        return []
+    within: list[anyio.CancelScope] = []
+    scope: Any = getattr(states.get(asyncio.current_task()), "cancel_scope", None)
+    while scope is not outer:
+        if scope is None:  # it is none of those that the code is in
+            return []
+        within.append(scope)
+        scope = getattr(scope, "_parent_scope", None)
+    return within

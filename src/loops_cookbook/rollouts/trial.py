@@ -22,7 +22,7 @@ from loops_cookbook.errors import ClockRanOut, Discard, EngineDied
 from loops_cookbook.problems import said
 from loops_cookbook.records import TRAIN
 from loops_cookbook.rollouts.blocks import Block
-from loops_cookbook.rollouts.faults import caught, place_of, told
+from loops_cookbook.rollouts.faults import StrayCancellation, caught, place_of, told
 from loops_cookbook.rollouts.grading import graded, reward_of
 from loops_cookbook.rollouts.jobs import Job
 from loops_cookbook.rollouts.keeper import Keeper
@@ -142,10 +142,11 @@ class Trial:
         job.begin(self._calls)
         try:
             job.start("setup", await self._start.take())
-            with block:
-                job.block = block
-                job.timer.begin_clock(block, job.since + clocks.setup_seconds)
-                await self._hold_lease()
+            fault = await caught(self._hold_lease)
+            if isinstance(fault, StrayCancellation):
+                self._judge_stray(fault)
+            elif isinstance(fault, Exception):
+                raise fault
             if block.was_cut and self.verdict is None:
                 self._judge_cut()
             if block.release_was_cut:
@@ -181,6 +182,13 @@ class Trial:
             self.verdict = Discarded(Fate.CANCELLED, f"the run stopped during {during}")
 
     async def _hold_lease(self) -> None:
+        job, block = self._job, self._block
+        with block:
+            job.block = block
+            job.timer.begin_clock(block, job.since + self._clocks.setup_seconds)
+            await self._use_lease()
+
+    async def _use_lease(self) -> None:
         lease = self.lease = await self._open()
         if lease is None:
             return
@@ -207,6 +215,16 @@ class Trial:
         else:
             self._setup_seconds = self._clocks.setup_seconds
             self._fail("setup", _ran_out("setup", self._clocks.setup_seconds))
+
+    def _judge_stray(self, fault: StrayCancellation) -> None:
+        """Judge a try that a scope cancelled which its lease held open, of a client perhaps."""
+        if self.verdict is not None:
+            return
+        self._look()
+        if self._cut_in == "grading":
+            self.verdict = ungraded(fault)
+        else:
+            self._fail(self._cut_in or "setup", fault)
 
     async def _open(self) -> Lease | None:
         async def enter() -> Lease:
