@@ -137,3 +137,20 @@ async def test_what_a_cut_release_raises_beside_its_cancellation_passes() -> Non
     with anyio.move_on_after(0) as after:
         await anyio.sleep_forever()
     assert after.cancelled_caught
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_what_code_left_open_in_a_block_ends_with_it_and_nothing_around_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Leaving the block raised, and so did every scope around it, to the end of the run."""
+    with anyio.CancelScope() as around:
+        with Block():
+            group = anyio.create_task_group()
+            await group.__aenter__()
+            group.start_soon(anyio.sleep_forever)
+            anyio.CancelScope().__enter__()
+        await anyio.lowlevel.checkpoint()
+    assert group.cancel_scope.cancel_called
+    assert not around.cancel_called
+    assert "was opened and not closed" in caplog.text

@@ -21,7 +21,13 @@ def anyio_backend() -> str:
 
 
 def run(
-    folder: Path, block: str, *, bound: float = 0.4, times: int = 1, on_end: str = "None"
+    folder: Path,
+    block: str,
+    *,
+    bound: float = 0.4,
+    grace: float = 0.2,
+    times: int = 1,
+    on_end: str = "None",
 ) -> subprocess.CompletedProcess[str]:
     """What becomes of a process whose grader blocks like this."""
     code = f"""
@@ -35,7 +41,7 @@ def run(
 
         async def main():
             async with watch_event_loop(
-                bound_seconds={bound}, lag_seconds=0.1, grace_seconds=0.2, on_end={on_end}
+                bound_seconds={bound}, lag_seconds=0.1, grace_seconds={grace}, on_end={on_end}
             ):
                 await anyio.sleep(0)
                 async with anyio.create_task_group() as group:
@@ -66,6 +72,15 @@ def test_a_block_that_does_not_end_ends_the_process_and_names_the_line(
     assert line.startswith("loops: the event loop has been blocked for ")
     assert "episode.py:8 in grade: await there, or give heavy work to compute()" in ended.stderr
     assert "done" not in ended.stdout
+
+
+def test_a_block_that_ends_the_run_is_not_told_once_more_as_many_short_ones(
+    tmp_path: Path,
+) -> None:
+    """After `the run ends` came a warning of code that does not await for half of the time."""
+    ended = run(tmp_path, "time.sleep(60)", grace=1.0)
+    assert ended.returncode == 1
+    assert "for half of the last" not in ended.stderr
 
 
 @pytest.mark.parametrize(

@@ -157,7 +157,7 @@ class _Watch:
 
     def _look_at_users(self) -> None:
         """Note which line of a user's code runs, and tell once where that is so too often."""
-        if self._seen is None:
+        if self._seen is None or self._verdict is not None:
             return
         frame = self._frame()
         self._seen.append(None if _step(frame) is None else held_at(frame))
