@@ -41,3 +41,15 @@ def test_outside_the_block_nothing_is_noted() -> None:
         pass
     logger.warning("too late")
     assert kept == []
+
+
+def test_what_went_wrong_in_a_group_is_told() -> None:
+    """A client that died was told as `unhandled errors in a TaskGroup (1 sub-exception)`."""
+    kept.clear()
+    with logs_noted(Notes()):
+        try:
+            raise ExceptionGroup("unhandled", [ConnectionError("the server is gone")])
+        except ExceptionGroup:
+            logger.warning("close failed", exc_info=True)
+    told = "ExceptionGroup: unhandled (1 sub-exception): ConnectionError: the server is gone"
+    assert kept == [("warning", f"close failed ({told})")]

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from loops_cookbook.problems import said
 from loops_cookbook.records import Level, Recorder
+from loops_cookbook.rollouts.faults import inside
 
 _PACKAGE = "loops_cookbook"
 
@@ -29,7 +30,7 @@ class _Notes(logging.Handler):
         text = record.getMessage()
         if record.exc_info and record.exc_info[1] is not None:
             error = record.exc_info[1]
-            text += f" ({type(error).__name__}: {said(error)})"
+            text += f" ({type(error).__name__}: {said(error)}{inside(error)})"
         if self._alike[where] == _MOST_ALIKE:
             text += "; more like this are not told"
         self._recorder.note(_level(record.levelno), text)

@@ -53,10 +53,20 @@ async def caught(step: Callable[[], Awaitable[T]]) -> T | Exception:
 
 def told(phase: str, error: BaseException) -> str:
     """One line for people: what was raised, and where."""
-    text = (said(error) + _inside(error) + _noted(error)).removeprefix("; ")
+    text = (said(error) + inside(error) + _noted(error)).removeprefix("; ")
     where = place_of(error)
     what = f"{phase}: {type(error).__name__}" + (f": {text}" if text else "")
     return what + (f" ({where})" if where else "")
+
+
+def inside(error: BaseException) -> str:
+    """What went wrong in a group, which itself says no more than how many things did."""
+    if not isinstance(error, ExceptionGroup):
+        return ""
+    errors = cast(ExceptionGroup[Exception], error).exceptions
+    inner = [f"{type(each).__name__}: {said(each)}" for each in errors[:_MOST_TOLD]]
+    more = [f"and {len(errors) - _MOST_TOLD} more"] if len(errors) > _MOST_TOLD else []
+    return ": " + "; ".join([*inner, *more])
 
 
 def place_of(error: BaseException) -> str | None:
@@ -101,13 +111,3 @@ def _stray(error: BaseException) -> Exception:
         f"{type(error).__name__}({said(error)}) was raised, which is meant to end more than a try: "
         "raise an Exception in its place"
     )
-
-
-def _inside(error: BaseException) -> str:
-    """What went wrong in a group, which itself says no more than how many things did."""
-    if not isinstance(error, ExceptionGroup):
-        return ""
-    errors = cast(ExceptionGroup[Exception], error).exceptions
-    inner = [f"{type(each).__name__}: {said(each)}" for each in errors[:_MOST_TOLD]]
-    more = [f"and {len(errors) - _MOST_TOLD} more"] if len(errors) > _MOST_TOLD else []
-    return ": " + "; ".join([*inner, *more])
