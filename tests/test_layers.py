@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1] / "src" / "loops_cookbook"
 
 # From the ground up. A package imports only itself and those named before it.
 ORDER: Sequence[str] = """
-    errors problems clock journal messages tokens attempts records recorders
+    errors problems values clock journal messages tokens attempts records recorders
     tasks learning config
     services renderers sandboxes rundir
     runtimes episodes harbor rollouts recipes report testing cli

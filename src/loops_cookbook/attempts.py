@@ -12,6 +12,7 @@ from typing import Literal, TypeAlias
 
 from loops_cookbook.messages import Message, Tool
 from loops_cookbook.tokens import Sequence, Trajectory
+from loops_cookbook.values import value
 
 Scalar: TypeAlias = float | int | bool | str
 """What a value of an attempt's metadata may be."""
@@ -56,7 +57,7 @@ class Discarded:
     """The line that raised it, where that is known."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Flags:
     """What is worth knowing about an attempt beside its fate."""
 
@@ -76,7 +77,7 @@ class Flags:
         }
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Timing:
     """Seconds an attempt's last try spent in each phase, waiting for a slot included in none."""
 

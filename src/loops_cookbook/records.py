@@ -25,6 +25,7 @@ from loops_cookbook.attempts import (
     Timing,
 )
 from loops_cookbook.tokens import Trajectory
+from loops_cookbook.values import value
 
 SCHEMA_VERSION = 1
 
@@ -38,7 +39,7 @@ run that was killed still says `running`."""
 Level: TypeAlias = Literal["debug", "info", "warning", "error"]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Row:
     """What all rows share: their JSON form, as `journal.encode` takes it."""
 
@@ -49,7 +50,7 @@ class Row:
         return dict(zip(names, values_of(self), strict=True))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(kw_only=True)
 class RunRow(Row):
     """What a run is, and how it ended: the whole of `run.json`."""
 
@@ -99,7 +100,7 @@ class RunRow(Row):
         return {"schema": SCHEMA_VERSION, **Row.to_json(self)}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(kw_only=True)
 class StepRow(Row):
     """One update: one line of `steps.jsonl`."""
 
@@ -117,7 +118,7 @@ class StepRow(Row):
         return {"update": self.update, "at": self.at, **self.metrics, "totals": self.totals}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(kw_only=True)
 class GroupRow(Row):
     """One settled group: one line of `groups.jsonl`."""
 
@@ -161,7 +162,7 @@ class GroupRow(Row):
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(kw_only=True)
 class RolloutRow(Row):
     """One attempt whose fate is known: one line of `rollouts.jsonl`."""
 
@@ -229,7 +230,7 @@ class RolloutRow(Row):
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(kw_only=True)
 class TaskResult(Row):
     """How the attempts at one task of an evaluation set came out."""
 
@@ -242,7 +243,7 @@ class TaskResult(Row):
     """The files of its attempts in `transcripts/`; whoever wrote them fills this in."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(kw_only=True)
 class EvaluationRow(Row):
     """One evaluation of one set: one line of `evaluations.jsonl`."""
 

@@ -10,19 +10,19 @@ gradient there, so no datum is made of it.
 """
 
 from collections.abc import Sequence as AbstractSequence
-from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from loops_cookbook.tokens import Ids, Logprobs, Sequence
+from loops_cookbook.values import value
 
 Aggregation: TypeAlias = Literal["sum", "token_mean", "attempt_mean"]
 """How a batch's token losses become one number; see `aggregate`."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@value(eq=False)
 class Datum:
     """One row for the trainer. RL rows carry logprobs and advantages, supervised rows weights."""
 

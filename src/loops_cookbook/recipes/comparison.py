@@ -12,7 +12,6 @@ p-values).
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from statistics import fmean
 
 import numpy as np
@@ -20,6 +19,7 @@ import numpy as np
 from loops_cookbook.recipes.intervals import Floats, Interval, percentiles, resampled_sums
 from loops_cookbook.recipes.scores import is_solved
 from loops_cookbook.records import EvaluationRow, Row, TaskResult
+from loops_cookbook.values import value
 
 EXACT = 16
 """Tasks that differ, up to which every way to flip them is counted."""
@@ -30,7 +30,7 @@ _CLOSE = 1e-9
 added otherwise than in the same order."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(kw_only=True)
 class Difference(Row):
     """A score of one policy minus that of another, over the tasks of both."""
 
@@ -47,7 +47,7 @@ class Difference(Row):
     equal: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(kw_only=True)
 class PairedTask(Row):
     """One task, and what both came to on average."""
 
@@ -58,7 +58,7 @@ class PairedTask(Row):
     second_solved: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(kw_only=True)
 class Comparison(Row):
     """Two policies on one set."""
 

@@ -5,14 +5,14 @@ A renderer is pure: it holds a tokenizer and no conversation. `render` starts a 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from loops_cookbook.messages import MalformedToolCall, Message, Tool, ToolCall
 from loops_cookbook.tokens import Ids
+from loops_cookbook.values import value
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ParsedReply:
     """What a completion says."""
 

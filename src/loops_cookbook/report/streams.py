@@ -56,9 +56,9 @@ def prepare_streams() -> None:
             os.fstat(descriptor)
         except OSError:  # the lowest number that is free, so this one
             os.open(os.devnull, os.O_RDONLY if descriptor == 0 else os.O_WRONLY)
-    if sys.stdin is None:  # pyright: ignore[reportUnnecessaryComparison]
+    if sys.stdin is None:
         sys.stdin = open(0, closefd=False)  # noqa: SIM115 - as long as the process
-    if sys.stdout is None:  # pyright: ignore[reportUnnecessaryComparison]
+    if sys.stdout is None:
         sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
     sys.stderr = _side(sys.stderr)
 

@@ -20,6 +20,7 @@ from loops_cookbook.rollouts.trial import AttemptContext, Trial, group_label, ha
 from loops_cookbook.runtimes.base import Lease, Place
 from loops_cookbook.tasks import Task
 from loops_cookbook.tokens import Sequence, sequences
+from loops_cookbook.values import value
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ class GroupStart:
     """The version that is served now, and the oldest that may sample."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Finished:
     """An attempt that ended, and the lease of its last try, released: a group grader asks it."""
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import count
 
+from loops_cookbook.values import value
+
 SEEDS = 2**31
 """Seeds are below this: non-negative, and an int32 to whoever takes them."""
 
@@ -63,7 +65,7 @@ def task_order(tasks: int, seed: int, epoch: int) -> tuple[int, ...]:
     return tuple(sorted(range(tasks), key=lambda index: _hash("order", seed, epoch, index)))
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class CallSeeds:
     """The seeds of one try's model calls: `seeds(i)` is that of call `i`, from 0.
 

@@ -1,12 +1,13 @@
 """The rows that a run writes for itself alone, so that it can go on after a kill."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from loops_cookbook.records import Row
+from loops_cookbook.values import value
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(kw_only=True)
 class StartRow(Row):
     """One group that was started: one line of `starts.jsonl`, written before any of its attempts
     begins. One that is started again, in a run that is resumed, has another row."""
@@ -20,7 +21,7 @@ class StartRow(Row):
     before that row is made; 0 of a row that does not tell."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(kw_only=True)
 class CheckpointRow(Row):
     """One checkpoint, written once it is whole: one line of `checkpoints.jsonl`."""
 

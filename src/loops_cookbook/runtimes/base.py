@@ -22,6 +22,7 @@ from loops_cookbook.sandboxes.source import SandboxSource
 from loops_cookbook.services.base import SampleParams
 from loops_cookbook.tasks import Task
 from loops_cookbook.tokens import Trajectory
+from loops_cookbook.values import value
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ class RuntimeContext:
     """Opens sandboxes; None where the config has none, and while nothing is launched."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Place:
     """Which try this is, and under what terms it samples."""
 
@@ -126,7 +127,7 @@ class Slot(Protocol):
     async def __aexit__(self, *exc: object) -> bool | None: ...
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Recorded:
     """What a try left so far; whole at any moment, also after a cut."""
 

@@ -20,9 +20,10 @@ from loops_cookbook.errors import ServiceRefused
 from loops_cookbook.learning.datums import Datum
 from loops_cookbook.messages import MalformedToolCall, Message, Tool, ToolCall
 from loops_cookbook.tokens import Ids, Logprobs, SampledTokens
+from loops_cookbook.values import value
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SampleParams:
     """How to sample one completion. Equal parameters may share a request."""
 
