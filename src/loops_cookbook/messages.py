@@ -116,7 +116,7 @@ def canonical_tools(tools: Sequence[Tool] | None) -> str:
 
 def _calls_of(message: Message) -> Iterable[Mapping[str, object]]:
     calls = message.get("tool_calls")
-    return cast("Iterable[Mapping[str, object]]", calls or ())
+    return cast(Iterable[Mapping[str, object]], calls or ())
 
 
 def _canonical_call(call: Mapping[str, object]) -> tuple[object, str]:

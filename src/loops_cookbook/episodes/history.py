@@ -124,7 +124,7 @@ def _listed(messages: object) -> Sequence[object]:
         )
     if not messages:
         raise EpisodeError("generate() was given no message: pass all that the model shall see")
-    return cast("Sequence[object]", messages)
+    return cast(Sequence[object], messages)
 
 
 def _key(index: int, message: object) -> _Key:
@@ -164,7 +164,7 @@ def frozen(message: object) -> Message:
     copy = dict(cast(Message, message))
     content = copy.get("content")
     if content is not None and not isinstance(content, str):
-        copy["content"] = [dict(part) for part in cast("Iterable[Message]", content)]
+        copy["content"] = [dict(part) for part in cast(Iterable[Message], content)]
     if copy.get("tool_calls"):
         copy["tool_calls"] = deepcopy(copy["tool_calls"])
     return copy
