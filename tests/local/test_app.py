@@ -895,6 +895,26 @@ class TestDeath:
             await served.post("/forward", loss_body(), "f")
             assert (await served.result("f"))["error_class"] == "WorkerDied"
 
+    async def test_whoever_waits_for_a_version_when_it_dies_is_told(self) -> None:
+        """It was held for 30 s, and then told to ask again."""
+        engine = Faulty()
+        async with serving(engine) as served, anyio.create_task_group() as tasks:
+
+            async def ask() -> None:
+                began = anyio.current_time()
+                sampled = await served.client.post(
+                    "/sample", json=SAMPLE, headers={"X-Min-Policy-Version": "1"}
+                )
+                assert (sampled.status_code, anyio.current_time()) == (500, began + 1)
+                assert "the engine's worker has died" in sampled.json()["detail"]
+
+            await served.begin()
+            await served.result("init")
+            tasks.start_soon(ask)
+            await anyio.sleep(1)
+            engine.is_faulty = True
+            await served.post("/forward", loss_body(), "f")
+
     async def test_whoever_must_end_the_process_is_told(self) -> None:
         engine, told = Faulty(is_faulty=True), anyio.Event()
         operations = Operations()

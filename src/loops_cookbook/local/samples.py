@@ -87,11 +87,11 @@ class Sampler:
         job = replace(job, weights=self._unfloored(request))
 
         async def answer() -> Response:
-            with anyio.move_on_after(self._limits.hold_seconds) as holding:
-                await self._worker.reach(int(floor))
-            if holding.cancelled_caught:
-                return refusal(408, f"policy version {floor} is not published yet: ask again")
             try:
+                with anyio.move_on_after(self._limits.hold_seconds) as holding:
+                    await self._worker.reach(int(floor))
+                if holding.cancelled_caught:
+                    return refusal(408, f"policy version {floor} is not published yet: ask again")
                 drawn = await self._worker.sample(job, int(floor))
             except NotServed as error:
                 return refusal(408, str(error))

@@ -246,8 +246,14 @@ class Worker:
         return draw.outcome
 
     async def reach(self, floor: int) -> None:
-        """Wait until the published version is at least `floor`."""
+        """Wait until the published version is at least `floor`.
+
+        Raises:
+            WorkerDied: it will never be.
+        """
         while self.engine.policy_version < floor:
+            if self.fault is not None:
+                raise WorkerDied(self.fault)
             await self._operated.wait()
 
     async def run(self) -> None:
@@ -265,6 +271,7 @@ class Worker:
             )
             for item in (*self._queue, *(draw for draw, _ in self._drawing.values())):
                 self._give_up(item, self.fault)
+            self._operated.set()
             raise WorkerDied(self.fault) from error
 
     async def _serve(self) -> None:
