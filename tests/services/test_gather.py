@@ -234,6 +234,19 @@ def test_another_exception_says_the_same(error: Exception) -> None:
     assert vars(made) == vars(error)
 
 
+@pytest.mark.parametrize("error", [KeyError("a"), UnicodeDecodeError("utf-8", b"\xff", 0, 1, "no")])
+def test_a_note_of_one_caller_is_not_told_by_another(error: Exception) -> None:
+    """The list of notes was one for all: each told what every caller had added."""
+    error.add_note("seen at sea")
+    made = another(error)
+    made.add_note("task 3")
+    error.add_note("task 4")
+    assert (made.__notes__, error.__notes__) == (
+        ["seen at sea", "task 3"],
+        ["seen at sea", "task 4"],
+    )
+
+
 def test_an_exception_that_cannot_be_made_again_is_shared() -> None:
     error = Unlike("once")
     assert another(error) is error

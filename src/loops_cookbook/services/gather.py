@@ -200,6 +200,8 @@ def another(error: Exception) -> Exception:
                 made.__context__ = error.__context__
                 made.__cause__ = error.__cause__  # sets __suppress_context__ too
                 made.__suppress_context__ = error.__suppress_context__
+                if isinstance(notes := getattr(error, "__notes__", None), list):
+                    made.__notes__ = [*notes]  # whose adds one means its own
                 return made.with_traceback(error.__traceback__)
     return error
 
