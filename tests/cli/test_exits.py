@@ -232,3 +232,36 @@ def test_an_error_keeps_its_status_where_nobody_reads_the_answer() -> None:
         process.stdout.close()
         _, err = process.communicate()
     assert (process.returncode, err) == (2, "loops: a: wrong\n")
+
+
+RAISES = "raise ConfigError('a: wrong')"
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+@pytest.mark.parametrize(
+    ("does", "status", "said"),
+    [
+        (
+            "print('answer')",
+            1,
+            "[Errno 28] No space left on device: make room, then start the command again",
+        ),
+        (RAISES, 2, "a: wrong"),
+    ],
+)
+def test_a_full_disk_under_the_answer_is_no_bug_of_ours(does: str, status: int, said: str) -> None:
+    """An answer was told as a bug, with 70, and an error by a traceback that was another's."""
+    code = (
+        "import typer\n"
+        "from loops_cookbook.cli.exits import guarded\n"
+        "from loops_cookbook.errors import ConfigError\n"
+        "def command(as_json: bool = True):\n"
+        f"    {does}\n"
+        "app = typer.Typer()\n"
+        "app.command()(guarded(command))\n"
+        "app()"
+    )
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-c", code]
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (status, f"loops: {said}\n")

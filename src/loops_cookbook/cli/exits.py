@@ -2,10 +2,11 @@
 
 0 done; 1 and 2 as the error says; 130 interrupted; 143 and 129 told to end, all three after
 everything that was open has been released; 70 our bug, with its traceback. A reader that closes the
-pipe of the answer ends a command quietly. With `--json` an error stands on stdout too, as JSON.
-This is the one place that turns exceptions into words and numbers.
+pipe of the answer ends a command quietly, and a full disk with a word. With `--json` an error
+stands on stdout too, as JSON. This is the one place that turns exceptions into words and numbers.
 """
 
+import errno
 import functools
 import json
 import signal
@@ -24,6 +25,9 @@ from loops_cookbook.report.streams import forget
 P = ParamSpec("P")
 
 PIPE_CLOSED = 1
+DISK_FULL = 1
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Terminated(BaseException):
@@ -118,6 +122,10 @@ def _end(error: BaseException, *, debug: bool, as_json: bool) -> NoReturn:
     elif all(isinstance(cause, BrokenPipeError) for cause in causes):
         forget(sys.stdout.fileno(), sys.stderr.fileno())
         status = PIPE_CLOSED
+    elif all(isinstance(cause, OSError) and cause.errno in _FULL for cause in causes):
+        forget(sys.stdout.fileno())  # it may be stdout that takes no more
+        status = DISK_FULL
+        say([f"{cause}: make room, then start the command again" for cause in causes])
     elif len(ours) == len(causes):
         status = max(cause.exit_status for cause in ours)
         lines = [line for cause in ours for line in str(cause).splitlines()]
@@ -147,7 +155,7 @@ def _say_both(
         told = {"errors": [*lines, *onward], "exit_status": status}
         try:
             typer.echo(json.dumps(told, ensure_ascii=False))
-        except BrokenPipeError:
+        except OSError:  # its reader has gone, or its disk is full
             forget(sys.stdout.fileno())
     say(lines, onward)
 
