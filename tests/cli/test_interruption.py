@@ -131,6 +131,20 @@ def test_sandboxes_that_are_left_are_said_in_one_line(
     assert last == f"loops: 2 sandboxes may be left: `loops cleanup {tmp_path}` sees to that"
 
 
+def test_what_sees_to_sandboxes_is_started_as_the_run_was(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It began with `loops` in a project where only `uv run loops` is found."""
+    folder = RunFolder(tmp_path / "a run")
+    folder.root.mkdir()
+    with Ledger(folder.sandboxes) as ledger:
+        ledger.opens(Entry("a", "x", "plain", "here", "attempt 0"))
+    made = Interruption(Notebook(), folder, lambda: None, ("uv", "run", "loops"))
+    made.last_words(signal.SIGTERM)
+    command = f"uv run loops cleanup '{folder.root}'"
+    assert f"`{command}` sees to that" in capsys.readouterr().err
+
+
 def test_an_end_in_order_says_the_same_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -5,6 +5,7 @@ records are and, on the last line of all, what goes on with it. A run that is cu
 same, and what it ended without.
 """
 
+import shlex
 import signal
 import sys
 import threading
@@ -12,6 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from loops_cookbook.cli.exits import SIGNALLED, interruption, say
+from loops_cookbook.cli.resuming import PROGRAM
 from loops_cookbook.cli.stopping import AGAIN, stopping
 from loops_cookbook.errors import RunFolderError, RunStopped
 from loops_cookbook.problems import shown
@@ -31,16 +33,22 @@ class Interruption:
         recorder: gets notes.
         folder: of the run.
         closing: what the run came to, once its end is told.
+        program: starts another command as this one was started.
     """
 
     def __init__(
-        self, recorder: Recorder, folder: RunFolder, closing: Callable[[], Closing | None]
+        self,
+        recorder: Recorder,
+        folder: RunFolder,
+        closing: Callable[[], Closing | None],
+        program: Sequence[str] = (PROGRAM,),
     ) -> None:
         self.ending: Ending | None = None
         """Of the run."""
         self._recorder = recorder
         self._folder = folder
         self._closing = closing
+        self._program = program
         self._telling = threading.Lock()
 
     def cancelled(self, number: signal.Signals, seconds: float) -> None:
@@ -91,8 +99,8 @@ class Interruption:
         except RunFolderError:
             return []
         what = "1 sandbox" if len(still) == 1 else f"{len(still):,} sandboxes"
-        where = shown(self._folder.root)
-        return [f"{what} may be left: `loops cleanup {where}` sees to that"] if still else []
+        command = shlex.join([*self._program, "cleanup", shown(self._folder.root)])
+        return [f"{what} may be left: `{command}` sees to that"] if still else []
 
 
 def left(closing: Closing | None, folder: RunFolder) -> list[str]:

@@ -19,6 +19,7 @@ from loops_cookbook.cli.descriptors import allow_open_files
 from loops_cookbook.cli.exits import say
 from loops_cookbook.cli.interruption import Interruption
 from loops_cookbook.cli.logs import logs_noted
+from loops_cookbook.cli.resuming import program_of
 from loops_cookbook.cli.signals import answering_quit
 from loops_cookbook.cli.stopping import STOP_SECONDS, Stopper, open_stopper
 from loops_cookbook.problems import shown
@@ -78,7 +79,8 @@ def launched(
     ):
         recorder = Fanout((writer, progress))
         closed = _Closed(progress, writer)
-        interruption = Interruption(recorder, folder, closed.told)
+        program = program_of(sys.argv[0], os.environ)
+        interruption = Interruption(recorder, folder, closed.told, program)
         stopper = stack.enter_context(open_stopper(interruption, stop_seconds(plan)))
         if is_tracked:
             trackers = stack.enter_context(open_trackers(output, folder, recorder.note))
