@@ -467,8 +467,11 @@ async def test_what_setup_opened_is_closed_in_close(caplog: pytest.LogCaptureFix
 
 @on_asyncio
 @pytest.mark.parametrize("closes", [True, False])
-async def test_a_client_that_dies_fails_the_try_and_not_the_run(closes: bool) -> None:
-    """Its error cancels the code that holds it, and that was taken for the end of the run."""
+async def test_a_client_that_dies_fails_the_try_and_not_the_run(
+    closes: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its error cancels the code that holds it, and that was taken for the end of the run. Then the
+    try told of the cancellation alone, and close() was to be mended."""
 
     class Dying(Holding):
         async def serve(self) -> None:
@@ -485,6 +488,8 @@ async def test_a_client_that_dies_fails_the_try_and_not_the_run(closes: bool) ->
     tried = await attempt(Dying, TASK.value, replies=["4"])
     assert tried.fate is Fate.FAILED
     assert "a task group that is held open" in tried.detail
+    assert ("; release: ConnectionError: the server is gone" in tried.detail) is closes
+    assert "mend it" not in caplog.text
 
 
 @on_asyncio

@@ -18,6 +18,7 @@ from typing import Any, Self, TypeAlias, cast
 from pydantic import BaseModel
 
 from loops_cookbook.attempts import Attempt, Scalar
+from loops_cookbook.clock import is_cancelled
 from loops_cookbook.episodes.compute import Workers
 from loops_cookbook.episodes.conversation import Models
 from loops_cookbook.episodes.episode import Declared, Episode, declared
@@ -231,11 +232,15 @@ class EpisodeLease:
         self._metadata.update(cast(Mapping[str, Scalar], returned))
 
     async def _close(self, episode: "_Episode") -> None:
-        # No scope around it: what it closes may be one that setup opened.
+        # No scope around it: what it closes may be one that setup opened. One that has died cancels
+        # the try, and what it died of is raised as it is closed: by that the try has failed.
+        held_has_died = is_cancelled()
         try:
             await episode.close()
         # The attempt is over: what it earned must not depend on tidying up.
         except Exception:
+            if held_has_died:
+                raise
             where = f"{self._says.name}.close() of task {self._task.name!r}"
             logger.warning("%s failed; mend it, or it may leak", where, exc_info=True)
 

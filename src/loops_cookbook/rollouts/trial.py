@@ -118,6 +118,7 @@ class Trial:
         self._cut_in: str | None = None
         """The phase that came to nothing, once its release has begun."""
         self._manager: AbstractAsyncContextManager[Lease] | None = None
+        self._release_fault: Exception | None = None
         self._start = Room(context.limits.starting, job.timer)
         self._sampling = PhaseSlot(context.limits.sampling, clocks.rollout_seconds, job.timer)
         self._grading: list[PhaseSlot] = []
@@ -220,6 +221,8 @@ class Trial:
         """Judge a try that a scope cancelled which its lease held open, of a client perhaps."""
         if self.verdict is not None:
             return
+        if self._release_fault is not None:  # what such a client died of is raised as it is closed
+            fault.add_note(told("release", self._release_fault))
         self._look()
         if self._cut_in == "grading":
             self.verdict = ungraded(fault)
@@ -307,6 +310,7 @@ class Trial:
         assert self._manager is not None
         fault = await caught(partial(self._manager.__aexit__, None, None, None))
         if isinstance(fault, Exception) and not self._block.release_was_cut:
+            self._release_fault = fault
             logger.warning("%s: %s", self._job.label, told("release", fault))
 
     def _calls(self) -> int:
