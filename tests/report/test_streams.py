@@ -82,6 +82,21 @@ def test_streams_that_were_closed_are_opened_on_nothing(closed: tuple[int, ...])
     assert subprocess.run(command, stdin=subprocess.DEVNULL, env=os.environ).returncode == 3
 
 
+@pytest.mark.parametrize("closed", [(2,), (0, 2)])
+def test_what_is_started_has_the_streams_too_that_were_closed(closed: tuple[int, ...]) -> None:
+    """Its first file took the number of its stderr, and what it printed was written into that."""
+    code = (
+        "import os, subprocess, sys\n"
+        "from loops_cookbook.report.streams import prepare_streams\n"
+        "prepare_streams()\n"
+        "first = 'import os; print(os.open(os.devnull, os.O_RDONLY))'\n"
+        "subprocess.run([sys.executable, '-c', first])\n"
+    )
+    redirections = " ".join(f"{number}>&-" for number in closed)
+    command = ["sh", "-c", f'exec "$0" -c "$1" {redirections}', sys.executable, code]
+    assert subprocess.run(command, stdout=subprocess.PIPE).stdout == b"3\n"
+
+
 def test_stderr_is_a_stream_like_any_other() -> None:
     code = (
         "import sys\n"

@@ -56,6 +56,7 @@ def prepare_streams() -> None:
             os.fstat(descriptor)
         except OSError:  # the lowest number that is free, so this one
             os.open(os.devnull, os.O_RDONLY if descriptor == 0 else os.O_WRONLY)
+            os.set_inheritable(descriptor, True)  # for processes that are started it is the same
     if sys.stdin is None:
         sys.stdin = open(0, closefd=False)  # noqa: SIM115 - as long as the process
     if sys.stdout is None:
