@@ -45,6 +45,23 @@ def test_a_reader_of_stderr_that_leaves_ends_nothing_and_is_told_once(closes_fir
     assert process.returncode == 0
 
 
+def test_a_reader_that_leaves_while_no_descriptor_is_free_ends_nothing() -> None:
+    """The error of that came out of a `print` in an Episode."""
+    code = (
+        "import os, resource, sys\n"
+        "from loops_cookbook.report.streams import prepare_streams, told_if_lost\n"
+        "prepare_streams()\n"
+        "reader, writer = os.pipe(); os.dup2(writer, 2); os.close(reader); os.close(writer)\n"
+        "_, most = resource.getrlimit(resource.RLIMIT_NOFILE)\n"
+        "with told_if_lost(sys.stdout.write):\n"
+        "    for soft in (3, most):\n"
+        "        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, most))\n"
+        "        sys.stderr.write('unread\\n')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "Broken pipe", "")
+
+
 def test_a_loss_before_the_block_is_told_within_it() -> None:
     code = (
         "import os, sys\n"

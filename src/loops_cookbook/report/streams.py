@@ -43,7 +43,10 @@ class _Side(io.FileIO):
         return size
 
     def _lose(self, error: OSError) -> None:
-        forget(self.fileno())  # what others write there, as processes that are started, goes on too
+        with suppress(OSError):  # no descriptor is free now; the next write tries again
+            forget(self.fileno())  # what processes that are started write there goes on too
+        if self.lost is not None:
+            return
         self.lost = str(error.strerror)
         if self.on_lost is not None:
             self.on_lost(self.lost)
