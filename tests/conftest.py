@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -9,6 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -20,6 +22,18 @@ settings.load_profile("loops")
 
 ROOT = Path(__file__).parents[1]
 BUNDLED = (ROOT / "examples", ROOT / "patterns")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let SIGHUP be taken, and end nothing, where it is ignored.
+
+    Under `nohup` it is, in each command that a test starts as well, and tests of a hangup failed.
+    """
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, _take_it)
+
+
+def _take_it(number: int, frame: FrameType | None) -> None: ...
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
