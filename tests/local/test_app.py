@@ -895,6 +895,25 @@ class TestDeath:
             await served.post("/forward", loss_body(), "f")
             assert (await served.result("f"))["error_class"] == "WorkerDied"
 
+    async def test_it_dies_of_a_panic_too_and_tells_whom_the_engine_was_at_work_for(self) -> None:
+        """That of a library in Rust is no Exception: it ended the worker, and nobody was told."""
+
+        class Panic(BaseException):
+            pass
+
+        class Panicking(ScriptedEngine):
+            def forward(
+                self, rows: Sequence[Row], loss: str, config: Mapping[str, object] | None
+            ) -> LossOutput:
+                raise Panic("index out of range")
+
+        async with serving(Panicking()) as served:
+            await served.begin()
+            await served.post("/forward", loss_body(), "f")
+            told = await served.result("f")
+            assert told["error_class"] == "WorkerDied"
+            assert "has died of Panic: index out of range" in told["error"]
+
     async def test_whoever_waits_for_a_version_when_it_dies_is_told(self) -> None:
         """It was held for 30 s, and then told to ask again."""
         engine = Faulty()

@@ -213,6 +213,8 @@ class Worker:
         self._operations = operations
         self.off_load = off_load
         self._queue: deque[_Work | _Draw] = deque()
+        self._work: _Work | None = None
+        """The operation that the engine is at."""
         self._drawing: dict[Ticket, tuple[_Draw, int | None]] = {}
         """Samples that the engine has, with the version that they are drawn from, if it has one."""
         self.fault: str | None = None
@@ -264,12 +266,15 @@ class Worker:
         """
         try:
             await self._serve()
-        except Exception as error:
+        except (anyio.get_cancelled_exc_class(), KeyboardInterrupt):
+            raise
+        except BaseException as error:  # a panic of a library in Rust is no Exception
             self.fault = (
                 f"the engine's worker has died of {type(error).__name__}: {said(error)}: a fault "
                 "of this server, which serves nothing any more; start it again"
             )
-            for item in (*self._queue, *(draw for draw, _ in self._drawing.values())):
+            waiting = [*self._queue, *(draw for draw, _ in self._drawing.values())]
+            for item in waiting if self._work is None else [self._work, *waiting]:
                 self._give_up(item, self.fault)
             self._operated.set()
             raise WorkerDied(self.fault) from error
@@ -302,7 +307,7 @@ class Worker:
             self._fail(item.operation, WorkerDied(why))
 
     async def _operate(self, work: _Work) -> None:
-        operation = work.operation
+        operation, self._work = work.operation, work
         try:
             if self._spoilt is not None and operation.name in OF_AN_UPDATE:
                 raise self._spoilt
@@ -317,6 +322,7 @@ class Worker:
                 )
         else:
             self._operations.finish(operation, result)
+        self._work = None
         if operation.name in ENDING_AN_UPDATE:
             self._spoilt = None
         self._operated.set()
