@@ -1,5 +1,6 @@
 import json
 import sys
+import sysconfig
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -107,6 +108,22 @@ def test_a_thread_that_is_in_no_users_code_is_at_no_line_of_theirs() -> None:
     assert told is None
     assert users_line(None) is None
     assert str(users_line(sys._getframe())).startswith(f"{HERE}:")
+
+
+@pytest.mark.parametrize("way", ["{project}/", "{project}/./", "{project}/../{name}/", "{link}/"])
+def test_the_program_is_no_users_code_however_it_is_started(way: str, tmp_path: Path) -> None:
+    """Started as ./.venv/bin/loops, or by a link, it was told as the line that holds the loop."""
+    scripts = Path(sysconfig.get_path("scripts"))
+    project = scripts.parents[1]
+    (tmp_path / "link").symlink_to(project)
+    started = way.format(project=project, name=project.name, link=tmp_path / "link")
+    started += str(scripts.relative_to(project) / "loops")
+    scope: dict[str, object] = {}
+    code = "try: 1 / 0\nexcept ZeroDivisionError as error: raised = error"
+    exec(compile(code, started, "exec"), scope)
+    raised = scope["raised"]
+    assert isinstance(raised, ZeroDivisionError)
+    assert raised_at(raised, by_a_user=True) is None
 
 
 def test_a_thread_is_held_by_a_user_where_no_code_of_ours_is_further_in() -> None:

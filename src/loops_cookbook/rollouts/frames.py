@@ -5,6 +5,7 @@ the first counts that is neither of this package, nor of the standard library, n
 Bundled examples lie in this package and count as a user's.
 """
 
+import functools
 import os
 import sysconfig
 from collections.abc import Iterable, Iterator
@@ -16,7 +17,8 @@ from loops_cookbook.problems import shown
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
 _BUNDLED = _PACKAGE + "bundled" + os.sep
 _FOLDERS = ("stdlib", "platstdlib", "purelib", "platlib", "scripts")
-_INSTALLED = tuple({sysconfig.get_path(name) + os.sep for name in _FOLDERS})
+_PATHS = [sysconfig.get_path(name) for name in _FOLDERS]
+_INSTALLED = tuple({each + os.sep for path in _PATHS for each in (path, os.path.realpath(path))})
 
 
 def raised_at(error: BaseException, *, by_a_user: bool = False) -> str | None:
@@ -78,10 +80,13 @@ def _told(found: tuple[CodeType, int] | None) -> str | None:
     return f"{shown(Path(code.co_filename))}:{line} in {code.co_name}"
 
 
+@functools.cache
 def _is_users(path: str) -> bool:
     if path.startswith(_BUNDLED):
         return True
-    return not path.startswith(("<", _PACKAGE, *_INSTALLED))
+    # `loops` itself may have been started by a link, or as ./.venv/bin/loops.
+    ways = (path, os.path.realpath(path))
+    return not any(way.startswith(("<", _PACKAGE, *_INSTALLED)) for way in ways)
 
 
 def _of_traceback(traceback: TracebackType | None) -> Iterator[tuple[CodeType, int]]:
