@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from loops_cookbook.recipes.intervals import Ratio, ratio_intervals, share_interval, wilson
@@ -22,6 +22,15 @@ def test_wilsons_interval_is_that_of_the_tables(
     share: float, number: int, expected: tuple[float, float]
 ) -> None:
     assert wilson(share, number) == pytest.approx(expected, abs=1e-4)
+
+
+@given(st.floats(0, 1), st.integers(1, 10_000))
+@example(0.0, 7)
+@example(1.0, 7)
+def test_a_share_lies_within_wilsons_interval_of_it(share: float, number: int) -> None:
+    """Rounding put the lower end for 0 of 7 at 4.9e-17, so the mean was outside of its interval."""
+    low, high = wilson(share, number)
+    assert 0 <= low <= share <= high <= 1
 
 
 @given(shares)

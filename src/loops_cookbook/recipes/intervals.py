@@ -73,11 +73,13 @@ def share_interval(ratio: Ratio, bootstrapped: Interval | None) -> Interval | No
 
 
 def wilson(share: float, number: int) -> Interval:
-    """Wilson's interval of a share of so many independent cases."""
+    """Wilson's interval of a share of so many independent cases, which lies within it."""
     middle = share + _Z**2 / (2 * number)
     half = _Z * math.sqrt(share * (1 - share) / number + _Z**2 / (4 * number**2))
     whole = 1 + _Z**2 / number
-    return max(0.0, (middle - half) / whole), min(1.0, (middle + half) / whole)
+    # Rounding would put a share of 0 or 1 outside of its interval.
+    low, high = (middle - half) / whole, (middle + half) / whole
+    return min(share, max(0.0, low)), max(share, min(1.0, high))
 
 
 def resampled_sums(columns: Floats) -> Floats:
