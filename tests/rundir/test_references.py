@@ -1,5 +1,6 @@
 """A checkpoint is found by what a person calls it, or refused with what there is."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -118,3 +119,18 @@ def test_what_is_not_there_is_refused_with_what_is(folder: RunFolder) -> None:
         locate("run@1")
     with pytest.raises(RunFolderError, match=r"no checkpoint of update 3: it has @2, @4$"):
         locate("run@3")
+
+
+def test_of_a_folder_of_runs_the_newest_with_a_checkpoint_is_named(folder: RunFolder) -> None:
+    """It was the newest of all, an evaluation, of which the next try said that it has none."""
+    runs = folder.root.parent
+    for name in ("run-b", "run-c"):
+        shutil.copytree(folder.root, runs / name)
+    (runs / "run-d").mkdir()
+    (runs / "run-d" / "run.json").write_text("{}")
+    with pytest.raises(RunFolderError, match=r"holds runs and is none: .*/run-d$"):
+        locate(".")
+    save(folder, 1)
+    save(RunFolder(runs / "run-b"), 1)
+    with pytest.raises(RunFolderError, match=r"holds runs and is none: .*/run-b$"):
+        locate(".")

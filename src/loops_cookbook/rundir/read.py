@@ -80,15 +80,20 @@ class RecordedRun:
         return _valid(path, transcript_of, _object(path))
 
 
-def open_run(root: Path) -> RecordedRun:
+def open_run(root: Path, *, is_wanted: Callable[[RecordedRun], bool] | None = None) -> RecordedRun:
     """Read what a run is.
+
+    Args:
+        root: its folder.
+        is_wanted: which of the runs in a folder that holds some is named as what may be meant;
+            None: any.
 
     Raises:
         RunFolderError: it is no run folder, its records are of a newer schema, or no run's.
     """
     folder = RunFolder(root)
     if not folder.run.is_file():
-        raise RunFolderError(_no_run(root))
+        raise RunFolderError(_no_run(root, is_wanted))
     row = _object(folder.run)
     _require_schema(folder.run, row)
     return RecordedRun(folder, _valid(folder.run, _RUN.validate_python, row))
@@ -122,18 +127,27 @@ def read_evaluations(folder: RunFolder) -> tuple[EvaluationRow, ...]:
     return _typed(folder.evaluations, _EVALUATION.validate_python)
 
 
-def _no_run(root: Path) -> str:
+def _no_run(root: Path, is_wanted: Callable[[RecordedRun], bool] | None) -> str:
     """What a folder is instead of a run's, as far as it shows."""
     if not root.exists():
         return f"there is no folder {root}: name the folder of a run"
-    if within := sorted(root.glob("*/run.json")):
-        return f"{root} holds runs and is none: name one of them, such as {within[-1].parent}"
+    if within := sorted((path.parent for path in root.glob("*/run.json")), reverse=True):
+        likely = (run for run in within if is_wanted is None or _is(run, is_wanted))
+        named = next(likely, within[0])
+        return f"{root} holds runs and is none: name one of them, such as {named}"
     if (root / ORIGIN_FILE).is_file():
         return (
             f"{root} is what `loops export` wrote: name the run that it is from, or the folder as "
             "model.name where it is a whole model"
         )
     return f"{root} has no run.json: name the folder of a run, which holds one from its start on"
+
+
+def _is(root: Path, wanted: Callable[[RecordedRun], bool]) -> bool:
+    try:
+        return wanted(open_run(root))
+    except RunFolderError:
+        return False
 
 
 def _typed(path: Path, read: Callable[[Row], T]) -> tuple[T, ...]:

@@ -48,7 +48,7 @@ def locate(reference: str, *, beside: Path | None = None) -> Located:
     """
     name, update = parted(reference)
     root = (beside or Path.cwd()) / Path(name).expanduser()
-    run = open_run(root)
+    run = open_run(root, is_wanted=lambda run: bool(kept_checkpoints(run)))
     kept = kept_checkpoints(run)
     if not kept:
         raise RunFolderError(
