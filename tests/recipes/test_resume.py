@@ -554,6 +554,20 @@ def test_the_newest_is_told_by_its_start_and_not_by_its_name(runnable) -> None:
     assert find_unfinished(plan.loaded).folder.root == newer.root
 
 
+def test_a_run_under_which_nothing_was_done_is_passed_over(runnable) -> None:
+    """One whose server was never reached stood in the way of the run that had updates to go on
+    from, and was refused for its scope."""
+    plan = runnable()
+    older, empty = made_at(plan, {"1": 1e6, "2": 2e6})
+    assert find_unfinished(plan.loaded).folder.root == empty.root
+    older.starts.write_text('{"serial":0,"task":"t","policy_version":0,"at":0.0}\n')
+    assert find_unfinished(plan.loaded).folder.root == older.root
+    empty.steps.write_text("")
+    assert find_unfinished(plan.loaded).folder.root == older.root
+    empty.evaluations.write_text("{}\n")
+    assert find_unfinished(plan.loaded).folder.root == empty.root
+
+
 DAMAGED = pytest.mark.parametrize(
     ("left", "why"),
     [("{", "cannot be read as JSON"), ('{"schema": 99}', "install a newer version")],
@@ -694,8 +708,11 @@ def test_a_run_is_resumed_under_its_own_scope_only(runnable, tmp_path: Path) -> 
     plan = runnable()
     folder = new_run_folder("runs", tmp_path)
     recorded(plan, folder, scope="remote")
-    with pytest.raises(RunFolderError, match="trained under scope 'remote', and this is scope"):
+    with pytest.raises(RunFolderError) as error:
         find_resumed(plan, str(folder.root))
+    told = str(error.value)
+    assert "was run under scope 'remote', and this is scope" in told
+    assert told.endswith(": add --scope remote, or name another run: --resume RUN_DIR")
 
 
 def test_a_key_of_a_later_version_is_a_difference() -> None:

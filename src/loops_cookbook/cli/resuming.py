@@ -204,8 +204,9 @@ def _require_same_scope(plan: AnyPlan, run: RecordedRun) -> None:
     """Refuse a service that has neither the weights of a run nor its checkpoints."""
     if plan.scope.told != run.run.scope:
         raise RunFolderError(
-            f"{run.folder.root} was trained under scope {run.run.scope!r}, and this is scope "
-            f"{plan.scope.told!r} ({plan.scope.source}): resume it under the former"
+            f"{run.folder.root} was run under scope {run.run.scope!r}, and this is scope "
+            f"{plan.scope.told!r} ({plan.scope.source}): add --scope {run.run.scope}, or name "
+            "another run: --resume RUN_DIR"
         )
 
 

@@ -1,7 +1,7 @@
 """Which run `--resume` goes on with, and whether its config is still the one that it began with.
 
-The newest run is meant, so a folder that cannot be read is passed over only where it is surely of
-an older one: else a person has to say which run is meant.
+The newest run is meant under which anything was done, so a folder that cannot be read is passed
+over only where it is surely of an older one: else a person has to say which run is meant.
 
 What decides a run's results must be as it was, down to the content of its files; what only says how
 it is watched, kept or reached may differ, and so may how far it goes. Code that was changed is told
@@ -22,6 +22,7 @@ from loops_cookbook.problems import found, shown
 from loops_cookbook.records import RunRow
 from loops_cookbook.rundir.layout import RunFolder
 from loops_cookbook.rundir.read import RecordedRun, open_run
+from loops_cookbook.rundir.updates import UpdateStore
 
 HARMLESS = (
     "clocks.release_seconds",
@@ -59,6 +60,9 @@ class Difference:
 def find_unfinished(loaded: LoadedConfig[AnyConfig]) -> RecordedRun:
     """The newest run of a config that did not come to its end.
 
+    One under which nothing was done, such as of a server that was never reached, is it only where
+    there is no other.
+
     Raises:
         RunFolderError: there is none, or it cannot be told which it is.
     """
@@ -66,7 +70,9 @@ def find_unfinished(loaded: LoadedConfig[AnyConfig]) -> RecordedRun:
     recipe, path = loaded.config.recipe, str(loaded.path)
     of_config = [run for run in runs if (run.run.recipe, run.run.config_path) == (recipe, path)]
     of_config.sort(key=lambda run: (run.run.started_at, run.folder.root.name), reverse=True)
-    unfinished = next((run for run in of_config if run.run.status != "done"), None)
+    open_ones = [run for run in of_config if run.run.status != "done"]
+    unfinished = next((run for run in open_ones if _has_work(run.folder)), None)
+    unfinished = unfinished or next(iter(open_ones), None)
     # A record is not written before its run starts, so an older file is that of an older run.
     since = unfinished.run.started_at - _SKEW_SECONDS if unfinished else 0.0
     config = shown(loaded.path)
@@ -172,6 +178,13 @@ def _runs_in(output_dir: Path) -> tuple[list[RecordedRun], dict[RunFolder, RunFo
         except RunFolderError as error:
             unread[RunFolder(path.parent)] = error
     return runs, unread
+
+
+def _has_work(folder: RunFolder) -> bool:
+    """Whether anything was done under a run: a group started, an update, an evaluation."""
+    rows = (folder.starts, folder.steps, folder.rollouts, folder.evaluations)
+    has_rows = any(path.is_file() and path.stat().st_size > 0 for path in rows)
+    return has_rows or bool(UpdateStore(folder.updates).kept())
 
 
 def _in_doubt(config: str, error: RunFolderError, other: RecordedRun | None) -> str:
