@@ -110,6 +110,34 @@ def test_batches_are_something_to_go_on_from(recorded: MakeRun) -> None:
     assert onward(root, "failed", COMMAND) == f"go on with: {COMMAND}"
 
 
+START = '{"serial":0,"task":"t","policy_version":0,"at":0.0}\n'
+STEP = '{"update":1,"at":0.0,"totals":{}}\n'
+
+
+@pytest.mark.parametrize(
+    ("recipe", "starts", "steps", "attempts", "goes_on"),
+    [
+        ("rl", "", "", 0, True),  # before its first attempt
+        ("rl", START, "", 8, True),
+        ("rl", "", "", 8, False),  # its trainer keeps nothing, so its starts are not written either
+        ("rl", START, STEP, 8, False),  # its batch is gone
+        ("sft", "", STEP, 0, True),
+    ],
+)
+def test_a_run_that_was_interrupted_before_it_kept_anything_goes_on_too(
+    recorded: MakeRun, recipe: str, starts: str, steps: str, attempts: int, goes_on: bool
+) -> None:
+    """It was told that no update was kept, and no way on, though `--resume` works."""
+    root = recorded()
+    folder = RunFolder(root)
+    row = replace(run_row(), recipe=recipe, counts={"attempts/started": attempts})
+    folder.run.write_text(json.dumps(row.to_json()))
+    folder.starts.write_text(starts)
+    folder.steps.write_text(steps)
+    assert onward(root, "interrupted", COMMAND) == (f"go on with: {COMMAND}" if goes_on else None)
+    assert onward(root, "interrupted", None) is None
+
+
 def test_a_run_that_kept_nothing_has_no_such_line(recorded: MakeRun, tmp_path: Path) -> None:
     assert onward(recorded(), "done", COMMAND) is None
     assert onward(tmp_path / "nothing", "failed", COMMAND) is None

@@ -1,8 +1,9 @@
 """How to go on from a run that is over, in one line: its policy by name, or what resumes it.
 
 The name of a policy is what `loops eval`, `loops export` and `model.start_from` take. A run that
-did not come to its end is resumed where it kept something: a checkpoint, or a batch. The best
-checkpoint may still be worse than what training began with, which is none; then that is said.
+did not come to its end is resumed where it kept something: a checkpoint, or a batch. One that was
+interrupted is resumed from its first weights too, where that is possible. The best checkpoint may
+still be worse than what training began with, which is none; then that is said.
 """
 
 from collections.abc import Iterable
@@ -13,7 +14,7 @@ from loops_cookbook.recipes.checkpoints import CheckpointRules, best_of, is_bett
 from loops_cookbook.records import EvaluationRow, RunStatus
 from loops_cookbook.report.words import measure
 from loops_cookbook.rundir.layout import RunFolder
-from loops_cookbook.rundir.read import open_run
+from loops_cookbook.rundir.read import RecordedRun, open_run
 from loops_cookbook.rundir.references import kept_checkpoints
 from loops_cookbook.rundir.rows import CheckpointRow
 from loops_cookbook.rundir.updates import UpdateStore
@@ -30,12 +31,23 @@ def onward(root: Path, status: RunStatus, resume_command: str | None) -> str | N
     try:
         run = open_run(root)
         kept, evaluations = kept_checkpoints(run), run.evaluations()
+        has_more = bool(kept or UpdateStore(RunFolder(root).updates).kept())
+        has_more = has_more or (status == "interrupted" and _begins_again(run))
     except RunFolderError:
         return None
     if status == "done":
         return _policy(root, kept, evaluations) if kept else None
-    has_more = bool(kept or UpdateStore(RunFolder(root).updates).kept())
     return f"go on with: {resume_command}" if resume_command and has_more else None
+
+
+def _begins_again(run: RecordedRun) -> bool:
+    """Whether a run that kept nothing goes on all the same, from the first weights."""
+    if run.run.recipe == "sft":  # its batches follow from its rows
+        return True
+    if run.steps():
+        return False
+    # Starts are written where the trainer keeps anything at all.
+    return bool(run.starts()) or not run.run.counts.get("attempts/started")
 
 
 def _policy(root: Path, kept: list[CheckpointRow], evaluations: Iterable[EvaluationRow]) -> str:
