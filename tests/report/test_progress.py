@@ -202,6 +202,26 @@ def test_the_scores_of_an_update_stand_below_its_row(plain: Seen) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("recipe", "told"), [("rl", ["", "9.0 s", "6.0 s"]), ("sft", ["4.0 s", "6.0 s", "4.0 s"])]
+)
+def test_an_update_that_was_sampled_beside_an_evaluation_tells_nothing_of_the_time_left(
+    plain: Seen, recipe: str, told: list[str]
+) -> None:
+    """Its sampling is in the time of the evaluation: of 60 updates, 9 s were left after one, and
+    14 s after 17. Rows of `sft` are not sampled."""
+    plain.progress.run_started(replace(run_row(), recipe=recipe))
+    plain.progress.evaluation(evaluation(0, 0.5))
+    left: list[str] = []
+    for update, seconds in ((1, 1.0), (2, 3.0), (3, 2.0)):
+        plain.time[0] += 31.0
+        plain.progress.update(step(update, {"time/update": seconds}))
+        left.append(plain.lines()[-1].partition("about ")[2].removesuffix(" left"))
+        if update == 2:
+            plain.progress.attempt_ended(ATTEMPT, "held_out")
+    assert left == told
+
+
 def test_attempts_of_later_updates_are_still_counted_after_an_update(plain: Seen) -> None:
     for _ in range(40):
         plain.progress.attempt_ended(ATTEMPT, "train")

@@ -92,6 +92,9 @@ class Progress:
         self._unscored = 0
         """Those of them without a reward."""
         self._recent: deque[float] = deque(maxlen=_REMEMBERED_UPDATES)
+        """Seconds of updates, without those that an evaluation went on beside."""
+        self._is_beside = False
+        """Whether an evaluation has been at work since the last update."""
         self._curves: dict[str, list[tuple[int, float]]] = {metric: [] for metric in TITLES}
         """By update, what the closing chart may be of."""
         self._evaluations: dict[str, tuple[EvaluationRow, EvaluationRow]] = {}
@@ -138,7 +141,7 @@ class Progress:
             self._ended += 1
             self._lost += attempt.reward is None
         else:
-            self._evaluating = purpose
+            self._evaluating, self._is_beside = purpose, True
             self._evaluated += 1
             self._unscored += attempt.reward is None
         if self._live is None:
@@ -164,7 +167,9 @@ class Progress:
         self._lost = max(0, self._lost - int(row.metrics.get("attempts/discarded", self._lost)))
         self._rejected = 0
         self._remember(row)
-        if (seconds := row.metrics.get("time/update")) is not None:
+        # What was sampled beside an evaluation is in the time of that, and not of the update.
+        is_beside, self._is_beside = self._is_beside and self._table.recipe != "sft", False
+        if (seconds := row.metrics.get("time/update")) is not None and not is_beside:
             self._recent.append(seconds)
         if self._live is not None:
             if self._rows % _ROWS_UNDER_A_HEAD == 1:
@@ -180,6 +185,7 @@ class Progress:
     def evaluation(self, row: EvaluationRow) -> None:
         """Show its scores."""
         self._compare(row)
+        self._is_beside = True
         self._evaluating, self._evaluated, self._unscored = None, 0, 0
         self._print_unseen()
         self._print(_scores(row))
