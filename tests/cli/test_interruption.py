@@ -11,7 +11,7 @@ from tests.recipes.notebook import Notebook
 
 from loops_cookbook.cli.exits import Terminated
 from loops_cookbook.cli.interruption import Interruption, left
-from loops_cookbook.recipes.ending import SIGNALLED, Ending
+from loops_cookbook.recipes.ending import Ending
 from loops_cookbook.records import RunStatus
 from loops_cookbook.report.closing import Closing
 from loops_cookbook.rollouts.blocks import Block
@@ -103,9 +103,17 @@ def test_a_run_that_is_left_is_recorded_as_interrupted(
     """A coroutine that held the event loop at Ctrl-C left `running` in the records."""
     notebook = Notebook()
     interruption(tmp_path, notebook).last_words(signal.SIGINT)
-    assert notebook.ended == [("interrupted", {"attempts/started": 8}, SIGNALLED)]
+    assert notebook.ended == [("interrupted", {"attempts/started": 8}, "stopped by SIGINT")]
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("loops: interrupted: it kept no update; ")
+
+
+def test_the_first_signal_is_the_reason_that_is_recorded(tmp_path: Path) -> None:
+    notebook = Notebook()
+    made = interruption(tmp_path, notebook)
+    made.cancelled(signal.SIGHUP, 20.0)
+    made.last_words(signal.SIGTERM)
+    assert notebook.ended == [("interrupted", {"attempts/started": 8}, "stopped by SIGHUP")]
 
 
 def test_a_run_whose_end_is_told_is_not_told_again(tmp_path: Path) -> None:

@@ -323,7 +323,7 @@ def test_a_signal_amid_a_phase_ends_the_run_in_order(
     (line,) = end.said
     assert line.startswith(begins)
     assert end.err.count("stopping") == 1
-    assert end.run.run.status == "interrupted"
+    assert (end.run.run.status, end.run.run.reason) == ("interrupted", f"stopped by {number.name}")
     end.require_whole()
     assert project.left_over() == []
     if phase == "exec":

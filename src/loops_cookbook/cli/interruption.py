@@ -53,7 +53,9 @@ class Interruption:
 
     def cancelled(self, number: signal.Signals, seconds: float) -> None:
         """Say what is waited for."""
-        keeper = None if self.ending is None else self.ending.keeper
+        keeper = None
+        if self.ending is not None:
+            self.ending.number, keeper = number, self.ending.keeper
         self._recorder.note("info", stopping(number, seconds, _waits(keeper)))
 
     def held(self) -> None:
@@ -68,6 +70,8 @@ class Interruption:
 
     def last_words(self, number: signal.Signals) -> None:
         """Tell the records and the person, unless the person was told."""
+        if self.ending is not None:
+            self.ending.number = self.ending.number or number
         try:
             without = () if self.ending is None else self.ending.cut_short()
         except RunStopped as error:  # the disk takes no more

@@ -4,6 +4,7 @@ A run that is interrupted releases what it holds, within a bound. Where it is cu
 is over, its records are told the same: what was not settled then stays in flight.
 """
 
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
@@ -16,18 +17,20 @@ EndProcess: TypeAlias = Callable[[RunStatus, Sequence[str]], None]
 """Ends the process at once, with how the run ended and why it must."""
 
 
-SIGNALLED = "stopped by a signal"
+def ending(error: BaseException, number: signal.Signals | None = None) -> tuple[RunStatus, str]:
+    """The status and the reason.
 
-
-def ending(error: BaseException) -> tuple[RunStatus, str]:
-    """The status and the reason."""
+    Args:
+        error: what ended it.
+        number: the signal that came, where that is known.
+    """
     if isinstance(error, NoLearningSignal):
         return "stopped", str(error)
     if isinstance(error, LoopsError):
         return "failed", str(error)
     if isinstance(error, Exception):
         return "failed", f"a bug of loops-cookbook: {type(error).__name__}: {said(error)}"
-    return "interrupted", SIGNALLED
+    return "interrupted", f"stopped by {'a signal' if number is None else number.name}"
 
 
 class Ending:
@@ -44,6 +47,8 @@ class Ending:
         """The run's counts as they are now, also where nothing is settled any more."""
         self.keeper: Keeper | None = None
         """Of the run's jobs."""
+        self.number: signal.Signals | None = None
+        """The signal that interrupts the run, once one has come."""
         self._recorder = recorder
         self._end_process = end_process
         self._told: tuple[RunStatus, str | None] = ("running", None)
@@ -68,6 +73,10 @@ class Ending:
         self._told = (status, reason)
         self._recorder.run_ended(status, self.counts(), reason)
 
+    def tell_error(self, error: BaseException) -> None:
+        """The run is over by an exception, as which a signal comes too."""
+        self.tell(*ending(error, self.number))
+
     def tell_blocked(self, why: str) -> None:
         """For the watchdog: the event loop is held, so the process ends where someone can."""
         self.tell("failed", why)
@@ -86,7 +95,7 @@ class Ending:
             What it ends without.
         """
         if self._told[0] == "running":
-            self.tell("interrupted", SIGNALLED)
+            self.tell_error(KeyboardInterrupt())
         keeper = self.keeper
         jobs = [] if keeper is None else [job for job in keeper.jobs if job.phase != "waiting"]
         return [_without(stuck(jobs))] if jobs else []

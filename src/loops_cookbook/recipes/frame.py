@@ -18,7 +18,7 @@ from loops_cookbook.recipes.checkpoints import (
     checkpointer,
     require_checkpointer,
 )
-from loops_cookbook.recipes.ending import Ending, ending
+from loops_cookbook.recipes.ending import Ending
 from loops_cookbook.recipes.memory import AnyMemory
 from loops_cookbook.recipes.plan import Plan
 from loops_cookbook.recipes.rules import attempt_context
@@ -123,6 +123,6 @@ async def open_frame(
                     yield Frame(service, recorder, narrator, end, keeper, around.rendering)
                 group.cancel_scope.cancel()
         except BaseException as error:  # told, never kept
-            end.tell(*ending(error))
+            end.tell_error(error)
             raise
         end.tell("done")
