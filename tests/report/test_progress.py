@@ -284,16 +284,20 @@ def test_the_answer_is_what_the_run_came_to(plain: Seen) -> None:
 
 
 def test_the_answer_of_a_run_that_went_on_is_of_all_of_it(plain: Seen) -> None:
-    """Curve and scores began where the run had gone on, as if it had been no better before."""
+    """Curve and scores began where the run had gone on, as if it had been no better before, and the
+    seconds of its last life were told as those of all updates."""
     plain.progress.recall([step(1), step(2)], [evaluation(0, 0.25), evaluation(2, 0.5)])
-    plain.progress.run_started(replace(run_row(), resumed_from=2))
+    plain.progress.run_started(replace(run_row(), resumed_from=2, resumed_at=(1.0,)))
     plain.progress.update(step(3))
     plain.progress.evaluation(evaluation(3, 0.75))
+    plain.time[0] = 35.0
     plain.progress.run_ended("done", {})
 
     assert plain.progress.closing is not None
     assert [update for update, _ in plain.progress.closing.curve] == [1, 2, 3]
-    assert "0 → 3     0.250 → 0.750" in plain.answer.getvalue()
+    answer = plain.answer.getvalue()
+    assert answer.startswith("done after 3 updates, 35 s since it was resumed\n")
+    assert "0 → 3     0.250 → 0.750" in answer
     assert [line.split(":")[0] for line in plain.lines()] == [
         "update 3/5",
         "held_out after 3 updates",

@@ -26,6 +26,7 @@ class Closing:
     folder: Path
     updates: int
     seconds: float
+    """Of this life, where the run was resumed."""
     curve: Sequence[tuple[int, float]]
     """The metric `charted` by update."""
     evaluations: Mapping[str, tuple[EvaluationRow, EvaluationRow]]
@@ -34,6 +35,7 @@ class Closing:
     """`StepRow.totals` at the end."""
     charted: str = "reward/all_mean"
     """What `curve` is of, one of `TITLES`."""
+    is_resumed: bool = False
     onward: str | None = None
     """How to go on from here; None: no way."""
 
@@ -58,7 +60,9 @@ class Closing:
         return [*told, f"run: {self.folder}", *onward]
 
     def _end(self) -> str:
-        return f"{self.status} after {count(self.updates, 'update')}, {duration(self.seconds)}"
+        since = " since it was resumed" if self.is_resumed else ""
+        took = f"{duration(self.seconds)}{since}"
+        return f"{self.status} after {count(self.updates, 'update')}, {took}"
 
 
 def _scores(

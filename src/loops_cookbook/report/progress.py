@@ -79,7 +79,7 @@ class Progress:
         self._batch: int | None = None
         self._unseen: StepRow | None = None
         self._rows = 0
-        self._updates = 0
+        self._updates, self._is_resumed = 0, False
         self._ended = 0
         """Attempts that have ended and are in no update's row yet."""
         self._lost = 0
@@ -125,7 +125,7 @@ class Progress:
         is_async = row.max_staleness > 0
         self._table = UpdateTable(row.updates, self._side.width, row.recipe, is_async)
         self._batch = row.attempts_per_update
-        self._updates = row.resumed_from
+        self._updates, self._is_resumed = row.resumed_from, bool(row.resumed_at)
         self._resume_command = row.resume_command
 
     def recall(self, steps: Iterable[StepRow], evaluations: Iterable[EvaluationRow]) -> None:
@@ -211,6 +211,7 @@ class Progress:
             charted=self._charted,
             evaluations=self._evaluations,
             counts=counts,
+            is_resumed=self._is_resumed,
             onward=onward(self._folder, status, self._resume_command),
         )
         if self._answer is None:
