@@ -89,6 +89,16 @@ def test_a_config_names_a_run_beside_it_or_in_the_working_directory(
     assert start.located.root == runs / "r"
 
 
+def test_what_is_no_update_of_a_run_that_is_there_is_told_as_that(
+    saved_run: MakeRun, counting_plan, project: Path
+) -> None:
+    """It was told as a folder that is not there."""
+    run = saved_run()
+    plan = counting_plan(f'model.start_from="{run.relative_to(project)}@best"')
+    with pytest.raises(RunFolderError, match=r"after the last @ stands .* 'best' is none"):
+        start_of(plan)
+
+
 def test_a_run_that_is_in_neither_place_is_told_with_both(counting_plan, project: Path) -> None:
     """It named the folder of the config alone, which may be inside the installed package."""
     with pytest.raises(RunFolderError) as refused:

@@ -51,7 +51,10 @@ def start_of(plan: AnyPlan) -> Start | None:
     loaded = plan.loaded
     places = (loaded.directory, loaded.working_directory)
     name = Path(parted(reference)[0]).expanduser()
-    beside = next((place for place in places if (place / name).is_dir()), None)
+    # What is no number after the @ is told as that, and not as a folder that is not there.
+    run = name.parent / (name.name.rpartition("@")[0] or name.name)
+    places_of = (place for each in (name, run) for place in places if (place / each).is_dir())
+    beside = next(places_of, None)
     if beside is None and not (is_service_path(reference) or name.is_absolute()):
         raise RunFolderError(
             f"model.start_from: there is no folder {str(name)!r} beside the config, in "
