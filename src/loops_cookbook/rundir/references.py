@@ -3,9 +3,7 @@
 A run folder alone means its last checkpoint. One that was not kept is not there to be named.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 from pathlib import Path
 
 from loops_cookbook.errors import RunFolderError
@@ -73,20 +71,11 @@ def _require_number(root: Path) -> None:
     if not at or not RunFolder(run).run.is_file() or root.exists():
         return
     kept = kept_checkpoints(open_run(run))
-    best = _best(kept)
-    told = [f"@{row.update}{' (the best)' if row is best else ''}" for row in kept]
+    told = [f"@{row.update}" for row in kept]
     raise RunFolderError(
         f"{root}: after the last @ stands the number of an update, and {after!r} is none: {run} "
         f"has {', '.join(told) or 'no checkpoint'}"
     )
-
-
-def _best(kept: Sequence[CheckpointRow]) -> CheckpointRow | None:
-    """The one with the best score, the first of those that are equal; None where none has one."""
-    scored = [(row.score, row) for row in kept if row.score is not None]
-    is_loss = any((row.score_name or "").endswith("/loss") for _, row in scored)
-    best = (min if is_loss else max)(scored, key=itemgetter(0), default=None)
-    return None if best is None else best[1]
 
 
 def kept_checkpoints(run: RecordedRun) -> list[CheckpointRow]:
