@@ -1,6 +1,8 @@
 """`loops serve` runs the embedded engine in the foreground, and says what it refuses."""
 
+import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -13,6 +15,8 @@ import pytest
 from typer.testing import CliRunner
 
 from loops_cookbook.cli.app import app
+from loops_cookbook.config.load import load_config
+from loops_cookbook.config.locate import locate_config
 from loops_cookbook.services.extras import LOCAL
 
 LOOPS = str(Path(sys.executable).with_name("loops"))
@@ -124,6 +128,44 @@ def test_the_engine_is_told_whether_to_decode_each_request_alone(
     assert result.exit_code == 2
     assert ("--deterministic" in told.read_text().split()) == bool(asked)
     assert ("each request decoded alone" in result.stdout) == bool(asked)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("url", "asked", "where", "key"),
+    [
+        ("http://127.0.0.1:8123", [], "127.0.0.1", None),
+        ("http://0.0.0.0:8123", ["--api-key-env", "MY_KEY"], socket.gethostname(), "MY_KEY"),
+        ("http://[::]:8123", ["--api-key-env", "MY_KEY"], socket.gethostname(), "MY_KEY"),
+    ],
+)
+def test_it_says_what_to_type_to_train_there(
+    url: str,
+    asked: list[str],
+    where: str,
+    key: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It told of keys and addresses, but not of the command, and of an address that is none."""
+    pytest.importorskip("torch")
+    monkeypatch.setenv("MY_KEY", "a-secret")
+    engine = tmp_path / "engine"
+    ready = json.dumps({"url": url, "engine": {"device": "cpu", "dtype": "float32"}})
+    engine.write_text(f"#!/bin/sh\necho '{ready}'\nexit 2\n")
+    engine.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(engine))
+    told = CliRunner().invoke(app, ["serve", COUNTING, *asked]).stdout
+    (line,) = [each for each in told.splitlines() if "loops run" in each]
+    words = shlex.split(line.partition(": ")[2])
+    assert words[:5] == ["loops", "run", "CONFIG", "--scope", "remote"]
+    config = locate_config("examples/counting/train.toml").path
+    overrides = [word for word in words[5:] if word != "--set"]
+    loaded = load_config(config, overrides).config
+    assert loaded.model.name == COUNTING
+    assert loaded.compute.trainer_url == f"http://{where}:8123"
+    assert loaded.compute.api_key_env == key
+    assert "a-secret" not in told
 
 
 def address(process: subprocess.Popen[str]) -> str:

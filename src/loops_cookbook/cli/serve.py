@@ -8,6 +8,8 @@ on any other address only with a key, which is read from the environment and nev
 import ipaddress
 import json
 import os
+import shlex
+import socket
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -223,12 +225,30 @@ def _announce(options: EngineOptions, variable: str | None, ready: Ready) -> Non
         "  a client: any that speaks the Loops protocol; control plane, trainer and sampler are on "
         "this address; "
         f"base_model {options.model_name!r}",
+        f"  a config: {_run_command(options.model_name, url, variable)}",
         f"  the key: {key}",
         f"  checkpoints: {options.checkpoints}",
         f"  numbers: curl{header} {url}/metrics",
         "Ctrl-C ends it, and with it what was trained and not saved.",
     ]
     typer.echo("\n".join(lines))
+
+
+def _run_command(model: str, url: str, variable: str | None) -> str:
+    """What trains here, to be copied: only the config's name is to be put in."""
+    values = {"compute.trainer_url": _reached(url), "model.name": model}
+    if variable:
+        values["compute.api_key_env"] = variable
+    # A string of JSON is one of TOML.
+    overrides = (f"{key}={json.dumps(value)}" for key, value in values.items())
+    sets = "".join(f" --set {shlex.quote(override)}" for override in overrides)
+    return f"loops run CONFIG --scope remote{sets}"
+
+
+def _reached(url: str) -> str:
+    """An address that others can call: no machine is at that which stands for all of them."""
+    machine = f"//{socket.gethostname()}:"
+    return url.replace("//0.0.0.0:", machine).replace("//[::]:", machine)
 
 
 def _end_as_engine(status: int) -> None:
