@@ -16,6 +16,7 @@ from loops_cookbook.local.engine import BadRequest, Completion, Engine, Row, Sam
 from loops_cookbook.local.model import Policy
 from loops_cookbook.local.probe import Packing
 from loops_cookbook.local.requests import Sampled
+from loops_cookbook.services.command import STAGES
 
 pytestmark = pytest.mark.torch
 
@@ -367,3 +368,13 @@ def test_peft_is_not_imported_where_every_weight_is_trained(model_dir: Path) -> 
     )
     told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert told.stdout == "False\n", told.stderr
+
+
+def test_the_trials_of_a_model_are_a_stage_of_the_start_in_words(
+    make_engine: MakeEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What a probe had found was told as what the engine was at."""
+    caplog.set_level("INFO", logger=STAGES)
+    make_engine()
+    told = [record.getMessage() for record in caplog.records if record.name == STAGES]
+    assert told == ["trying out what the model allows"]

@@ -90,11 +90,14 @@ async def test_the_ready_line_says_where_it_serves_and_what_it_is(tmp_path: Path
 async def test_a_start_that_takes_long_tells_what_it_is_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A model that took a minute to load was a minute of silence."""
+    """A model that took a minute to load was a minute of silence; then any line of its log was
+    told, such as what a probe had found."""
     monkeypatch.setattr(spawn, "FIRST_TOLD_SECONDS", 0.01)
     caplog.set_level("INFO")
     program = """
-words("2026-01-01 00:00:00,000 INFO engine: loading: 1 of 2", "a warning")
+words("2026-01-01 00:00:00,000 INFO loops_cookbook.local.stages: loading: 1 of 2")
+words("2026-01-01 00:00:00,000 INFO loops_cookbook.local.sampling: spans: on (3.8e-06)")
+words("a warning")
 time.sleep(1)
 ready()
 time.sleep(60)"""

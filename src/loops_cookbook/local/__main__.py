@@ -25,9 +25,10 @@ from pathlib import Path
 from typing import NoReturn
 
 from loops_cookbook.errors import LoopsError, UsageError
-from loops_cookbook.services.command import API_KEY_VARIABLE
+from loops_cookbook.services.command import API_KEY_VARIABLE, STAGES
 
 logger = logging.getLogger("loops_cookbook.local")
+stages = logging.getLogger(STAGES)
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -129,7 +130,7 @@ def _serve(options: argparse.Namespace, ready_fd: int) -> None:
         raise UsageError(f"{options.host} can be reached by others: set {API_KEY_VARIABLE}")
     listener = _listener(options.host, options.port)
     began = time.monotonic()
-    logger.info("importing torch and transformers")
+    stages.info("importing torch and transformers")
     # Here and not above: they take seconds, and a mistyped argument should not.
     from loops_cookbook.local.engine import Engine, EngineSettings
     from loops_cookbook.local.operations import Operations
@@ -137,7 +138,7 @@ def _serve(options: argparse.Namespace, ready_fd: int) -> None:
     from loops_cookbook.local.worker import Worker
 
     imported = time.monotonic()
-    logger.info("loading %s from %s", options.model_name, options.model_dir)
+    stages.info("loading %s from %s", options.model_name, options.model_dir)
     engine = Engine(
         EngineSettings(
             model_dir=options.model_dir,

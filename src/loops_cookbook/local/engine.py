@@ -6,6 +6,7 @@ applied and again once it is published. Calls run to their end, one at a time. `
 while a call runs. Which requests wait for which, and how they arrive, is not known here.
 """
 
+import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -38,6 +39,7 @@ from loops_cookbook.local.sampling.tickets import Outcome, Ticket
 from loops_cookbook.local.serving import Serving
 from loops_cookbook.local.text import load_decode
 from loops_cookbook.local.train import Trainer
+from loops_cookbook.services.command import STAGES
 
 __all__ = [
     "BadRequest",
@@ -49,6 +51,8 @@ __all__ = [
     "Row",
     "SampleJob",
 ]
+
+stages = logging.getLogger(STAGES)
 
 LEAST_BOUND_OF_RANK = 256
 """An adapter may have a rank as large as the model is wide; on a narrow model, up to this."""
@@ -112,6 +116,7 @@ class Engine:
         small = self._policy.parameters < ONE_THREAD_BELOW
         torch.set_num_threads(settings.threads or (1 if small else os.cpu_count() or 1))
         self._serving = Serving(self._policy, settings.checkpoints)
+        stages.info("trying out what the model allows")
         self._sampler = Sampler(
             self._policy,
             load_decode(settings.model_dir),

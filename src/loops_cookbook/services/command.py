@@ -7,6 +7,8 @@ from typing import Literal
 
 API_KEY_VARIABLE = "LOOPS_ENGINE_API_KEY"
 """Hands the engine its key; an argument could be read by others."""
+STAGES = "loops_cookbook.local.stages"
+"""Logger on which the engine says, in words for people, what its start is at; nothing else does."""
 
 
 @dataclass(frozen=True, slots=True)

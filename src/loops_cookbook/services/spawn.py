@@ -26,7 +26,7 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 
 from loops_cookbook.errors import EngineDied, MissingExtra, ModelError, UsageError
 from loops_cookbook.services.base import Sampler, Trainer
-from loops_cookbook.services.command import API_KEY_VARIABLE, EngineOptions
+from loops_cookbook.services.command import API_KEY_VARIABLE, STAGES, EngineOptions
 from loops_cookbook.services.direct import HttpSampler
 from loops_cookbook.services.extras import LOCAL, is_installed
 from loops_cookbook.services.gather import GatheringSampler, loop_settled
@@ -44,6 +44,8 @@ SILENT_SECONDS = 60.0
 """Of an engine that hangs; a machine that is overloaded answers late."""
 END_SECONDS = 5.0
 """Between asking the child to end and killing it."""
+LOG_END = 65536
+"""Bytes of its log that are looked through for what it said last."""
 LAST_WORDS = 3
 """Lines of its log that tell how it ended."""
 
@@ -239,7 +241,7 @@ class Child:
         while True:
             with anyio.move_on_after(wait):
                 return await stream.receive_until(b"\n", 65536)
-            doing = self._last_said(lambda line: " INFO " in line).partition(": ")[2]
+            doing = self._last_said(lambda line: f" {STAGES}: " in line).partition(": ")[2]
             logger.info("the embedded engine starts, %.0f s so far: %s", waited, doing or "silent")
             waited, wait = waited * 2, waited
 
@@ -280,7 +282,7 @@ class Child:
         """The last lines of its log that count."""
         with suppress(OSError), self._log_path.open("rb") as log:
             size = log.seek(0, os.SEEK_END)
-            log.seek(max(self._log_start, size - 4096))
+            log.seek(max(self._log_start, size - LOG_END))
             lines = log.read().decode(errors="replace").splitlines()
             said = [line.strip() for line in lines if line.strip() and counts(line)]
             return " / ".join(said[-count:])
