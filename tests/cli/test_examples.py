@@ -1,13 +1,14 @@
 """`loops examples` lists what is bundled."""
 
+import tomllib
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from loops_cookbook.cli.app import app
-from loops_cookbook.cli.examples import described
-from loops_cookbook.config.bundled import bundled_configs
+from loops_cookbook.cli.examples import HINTS, described
+from loops_cookbook.config.bundled import bundled_configs, bundled_root
 
 
 @pytest.fixture
@@ -39,3 +40,21 @@ def test_every_bundled_config_has_one_line_that_says_what_it_shows() -> None:
     lines = result.stdout.splitlines()
     assert [line.split()[0] for line in lines] == [str(config) for config in bundled_configs()]
     assert all(len(line.split()) > 1 for line in lines)
+
+
+def test_what_to_type_and_which_of_them_need_a_key_is_said_beside_the_list() -> None:
+    """Nobody was told that a folder's name does, nor that most patterns name a hosted model."""
+    result = CliRunner().invoke(app, ["examples"])
+    assert result.stderr.splitlines() == list(HINTS)
+    folders = {config.parent.name: config for config in bundled_configs()}
+    names = {
+        name: tomllib.loads((bundled_root() / config).read_text(encoding="utf-8"))["model"]["name"]
+        for name, config in folders.items()
+    }
+    here = {name for name, model in names.items() if not model.startswith("Qwen/")}
+    assert here == {
+        name
+        for name, config in folders.items()
+        if config.parts[0] == "examples" or name in HINTS[1].replace(";", "").split()
+    }
+    assert "several_turns_tool" in folders

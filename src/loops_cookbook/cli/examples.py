@@ -1,4 +1,7 @@
-"""`loops examples`: the bundled configs, one line each: what to type and what it shows."""
+"""`loops examples`: the bundled configs, one line each: what to type and what it shows.
+
+What goes for all of them is on stderr, so that stdout is the list alone.
+"""
 
 import re
 from pathlib import Path
@@ -10,6 +13,14 @@ from loops_cookbook.config.bundled import bundled_configs, bundled_root
 
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s")
 
+HINTS = (
+    "`loops run` takes a path of these, `loops init DIR --example NAME` its folder's name too, "
+    "such as several_turns_tool.",
+    "The examples run on this machine, and so do own_runtime and own_service; the other patterns "
+    "name a model of hosted Loops, which takes a key. To try one on a model that is here, which "
+    "`loops models` lists: --set 'model.name=\"smollm2-135m\"'.",
+)
+
 
 def examples(debug: DebugOption = False) -> None:
     """List what is bundled: `loops init DIR --example NAME` copies it."""
@@ -18,6 +29,8 @@ def examples(debug: DebugOption = False) -> None:
     width = max((len(config) for config, _ in lines), default=0)
     for config, text in lines:
         typer.echo(f"{config:{width}}  {text}".rstrip())
+    for hint in HINTS:
+        typer.echo(hint, err=True)
 
 
 def described(config: Path) -> str:
