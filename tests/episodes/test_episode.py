@@ -1,6 +1,8 @@
 """What an Episode class declares, and what is refused before anything runs."""
 
 import functools
+import inspect
+import types
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Generic, TypeVar
@@ -271,3 +273,39 @@ def test_an_abstract_class_is_refused_with_what_it_lacks() -> None:
 
     with pytest.raises(EpisodeError, match="is abstract: it lacks prompt"):
         declared(Unfinished)
+
+
+class Misspelt(Episode[Sum, None]):
+    async def run(self, sample: Sampling) -> None: ...
+
+    async def gradee(self, grading: Grading) -> float:
+        return 0.0
+
+
+class MisspeltRun(Episode[Sum, None]):
+    async def runn(self, sample: Sampling) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("cls", "said"),
+    [
+        (Misspelt, "has no grader: it has gradee; did you mean grade? write `async def grade("),
+        (MisspeltRun, "has no run(): it has runn; did you mean run? write `async def run("),
+    ],
+)
+def test_a_method_that_is_called_almost_so_is_named_with_its_file(
+    cls: type[Episode[Sum, None]], said: str
+) -> None:
+    """`has no grader` named no file, and not the `gradee` that was meant."""
+    with pytest.raises(EpisodeError) as refused:
+        declared(cls)
+    line = inspect.getsourcelines(cls)[1]
+    assert f"test_episode.py:{line}: {cls.__module__}:{cls.__name__} {said}" in str(refused.value)
+
+
+def test_a_class_without_a_source_is_refused_without_a_place() -> None:
+    made = types.new_class("Made", (Episode[Sum, None],), exec_body=lambda space: None)
+    made.__module__ = "nowhere"
+    with pytest.raises(EpisodeError) as refused:
+        declared(made)
+    assert str(refused.value).startswith("nowhere:Made has no run(): write")

@@ -9,6 +9,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, TypeAlias, TypeVar, cast, get_args, get_origin
 
 from pydantic import BaseModel
@@ -16,7 +17,7 @@ from pydantic import BaseModel
 from loops_cookbook.attempts import Scalar
 from loops_cookbook.episodes.phases import Grading, GroupGrading, Sampling, Setup
 from loops_cookbook.errors import EpisodeError
-from loops_cookbook.problems import found
+from loops_cookbook.problems import found, nearest, shown
 from loops_cookbook.tasks import Task
 
 TaskT = TypeVar("TaskT", bound=BaseModel)
@@ -100,9 +101,12 @@ def declared(episode_class: object) -> Declared:
     task_model, options_model = _models(cls)
     has = {name for name in ("setup", "run", "grade", "grade_group", "close") if _has(cls, name)}
     if "run" not in has:
-        raise _refused(cls, "has no run(): write `async def run(self, sample)`")
+        raise _refused(
+            cls, f"has no run(): {_meant(cls, 'run')}write `async def run(self, sample)`"
+        )
     if not has & {"grade", "grade_group"}:
-        raise _refused(cls, "has no grader: write `async def grade(self, grading)`, or grade_group")
+        instead = "write `async def grade(self, grading)`, or grade_group"
+        raise _refused(cls, f"has no grader: {_meant(cls, 'grade', 'grade_group')}{instead}")
     for name in sorted(has):
         _check_method(cls, name)
     _check_init(cls)
@@ -133,7 +137,26 @@ _SIGNATURES = {
 
 
 def _refused(cls: type[_AnyEpisode], problem: str) -> EpisodeError:
-    return EpisodeError(f"{cls.__module__}:{cls.__qualname__} {problem}")
+    return EpisodeError(f"{_where(cls)}{cls.__module__}:{cls.__qualname__} {problem}")
+
+
+def _where(cls: type[_AnyEpisode]) -> str:
+    """File and line of a class, as a message begins; nothing for one without a source."""
+    try:
+        file = inspect.getsourcefile(cls)
+        line = inspect.getsourcelines(cls)[1]
+    except (OSError, TypeError):
+        return ""
+    return f"{shown(Path(file))}:{line}: " if file else ""
+
+
+def _meant(cls: type[_AnyEpisode], *names: str) -> str:
+    """A method that was most likely meant to have one of these names."""
+    own = {name for base in cls.__mro__[: cls.__mro__.index(Episode)] for name in vars(base)}
+    for name in names:
+        if near := nearest(name, sorted(each for each in own if not each.startswith("__"))):
+            return f"it has {near}; did you mean {name}? "
+    return ""
 
 
 def _episode_class(candidate: object) -> type[_AnyEpisode]:
