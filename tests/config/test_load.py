@@ -134,8 +134,16 @@ def test_a_config_without_a_recipe_is_told_which(project: Path) -> None:
 
 
 def test_text_that_is_not_toml_is_told_with_its_line(project: Path) -> None:
-    (said,) = refusal('recipe = "rl"\nmodel = \n')
-    assert said.startswith("own/train.toml:2: not TOML: Invalid value")
+    """The line was told twice: `own/train.toml:2: ... (at line 2, column 9)`."""
+    assert refusal('recipe = "rl"\nmodel = \n') == [
+        "own/train.toml:2: not TOML: Invalid value at column 9; mend the line"
+    ]
+
+
+def test_text_that_ends_too_soon_is_told_so(project: Path) -> None:
+    (said,) = refusal('recipe = """')
+    assert said.startswith("own/train.toml: not TOML: ")
+    assert "at end of document" in said
 
 
 def test_text_that_is_not_utf_8_is_told(project: Path) -> None:

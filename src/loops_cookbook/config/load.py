@@ -35,7 +35,7 @@ RecipeT = TypeVar("RecipeT", bound=AnyConfig)
 RECIPES: Mapping[str, type[AnyConfig]] = {"rl": RLConfig, "sft": SFTConfig}
 """What a config is, by its `recipe`."""
 
-_LINE = re.compile(r"line (\d+)")
+_AT = re.compile(r" \(at line (\d+), (column \d+)\)$")
 
 
 @dataclass(frozen=True)  # with slots, LoadedConfig[X](...) fails on Python 3.11
@@ -154,9 +154,10 @@ def _parse(text: str, path: Path) -> Document:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        at = _LINE.search(str(error))
+        told = _AT.sub(r" at \2", str(error))
+        at = _AT.search(str(error))
         where = f"{shown(path)}:{at[1]}" if at else shown(path)
-        raise ConfigError(f"{where}: not TOML: {error}; mend the line") from error
+        raise ConfigError(f"{where}: not TOML: {told}; mend the line") from error
 
 
 def _told(problems: Iterable[Problem], path: Path, overrides: Sequence[Override]) -> str:
