@@ -39,7 +39,17 @@ def test_what_is_released_is_named_and_a_second_time_there_is_nothing(folder: Ru
     run = f"runs/{folder.root.name}"
     assert said("--dry-run") == (0, f"{run}: would release {name}\n")
     assert said() == (0, f"{run}: released {name}\n")
-    assert said() == (0, "nothing to release\n")
+    assert said() == (0, "nothing to release in 1 run\n")
+
+
+def test_where_nothing_is_left_the_number_of_runs_looked_at_is_told(
+    folder: RunFolder, tmp_path: Path
+) -> None:
+    """`nothing to release` was also what a search in too few of them would have said."""
+    for one in (folder, new_run_folder("runs", tmp_path)):
+        left_over(one)
+    said()
+    assert said("--dry-run") == (0, "nothing to release in 2 runs\n")
 
 
 def test_what_could_not_be_released_is_a_status(folder: RunFolder) -> None:

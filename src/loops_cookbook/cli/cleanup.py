@@ -16,11 +16,11 @@ from loops_cookbook.recipes.cleanup import (
     config_directories,
     run_folders,
 )
+from loops_cookbook.report.words import count
 
 LEFT_OVER = 1
 BEYOND_RELEASE_SECONDS = 10.0
 """For the end of this command when it is interrupted, beyond the release of one sandbox."""
-NOTHING = "nothing to release"
 NOWHERE = (
     "no run was found, and nothing was released: runs are looked for from the working directory; "
     "go to where they are, or name the folder of a run"
@@ -71,6 +71,6 @@ def cleanup(
     if damaged:
         raise ExceptionGroup("folders that cannot be cleaned", damaged)
     if not any(one.lines for one in cleaned):
-        typer.echo(NOTHING if folders else NOWHERE)
+        typer.echo(f"nothing to release in {count(len(cleaned), 'run')}" if folders else NOWHERE)
     if any(one.left for one in cleaned):
         raise typer.Exit(LEFT_OVER)
