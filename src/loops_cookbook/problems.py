@@ -157,6 +157,13 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     return near[0] if near else None
 
 
+def places_of(key: str, model: type[BaseModel], others: OtherNames) -> list[str]:
+    """The dotted paths of the keys of that name, then of those that others call so."""
+    paths = {dotted(path): path[-1] for path in _every_key(model)}
+    named = [path for path, last in paths.items() if last == key]
+    return named + [path for path in others.keys.get(key, ()) if path in paths]
+
+
 def shown(path: Path) -> str:
     """A path as a message shows it: relative where it lies below the working directory."""
     try:
@@ -201,10 +208,7 @@ def _instead(place: tuple[str | int, ...], model: type[BaseModel], others: Other
     """What to write instead of a key that there is not."""
     *table, key = place
     known = _keys(_annotations_at(model, table))
-    paths = {dotted(path): path[-1] for path in _every_key(model)}
-    elsewhere = [path for path, last in paths.items() if last == key]
-    elsewhere += [path for path in others.keys.get(str(key), ()) if path in paths]
-    if elsewhere:
+    if elsewhere := places_of(str(key), model, others):
         return f"; did you mean {elsewhere[0]}?"
     if key in others.sentences:
         return f"; {others.sentences[str(key)]}"

@@ -16,6 +16,7 @@ from loops_cookbook.cli.models import models
 from loops_cookbook.cli.resuming import ResumableCommand
 from loops_cookbook.cli.run import run
 from loops_cookbook.cli.serve import serve
+from loops_cookbook.cli.settable import SettableCommand
 
 app = typer.Typer(
     name="loops",
@@ -45,9 +46,9 @@ def loops(
     """Train language models on what their agents do, scored by graders you write."""
 
 
-app.command()(guarded(check))
+app.command(cls=SettableCommand)(guarded(check))
 app.command(cls=ResumableCommand)(guarded(run))
-app.command("eval")(guarded(evaluate))
+app.command("eval", cls=SettableCommand)(guarded(evaluate))
 app.command()(guarded(export))
 app.command()(guarded(cleanup))
 app.command()(guarded(init))

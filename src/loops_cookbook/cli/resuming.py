@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Annotated, Any, TypeAlias, TypeVar
 
 import typer
-from typer.core import TyperCommand
 
+from loops_cookbook.cli.settable import SettableCommand
 from loops_cookbook.config.sft import SFTConfig
 from loops_cookbook.errors import RunFolderError
 from loops_cookbook.recipes.memory import Memory
@@ -45,7 +45,7 @@ ResumeOption: TypeAlias = Annotated[
 ]
 
 
-class ResumableCommand(TyperCommand):
+class ResumableCommand(SettableCommand):
     """A command whose `--resume` may stand without a folder, at the end or before an option."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

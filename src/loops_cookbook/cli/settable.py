@@ -1,0 +1,52 @@
+"""A command that takes `--set`: an option that it has not is told as the key that was meant.
+
+Whoever knows a key of the config, or what other trainers call it, types it as an option first.
+"""
+
+from typing import Any
+
+from typer.core import TyperCommand
+
+from loops_cookbook.config.elsewhere import KEYS, SENTENCES
+from loops_cookbook.config.load import RECIPES
+from loops_cookbook.problems import OtherNames, nearest, places_of
+
+_OTHERS = OtherNames(KEYS, SENTENCES)
+
+
+class SettableCommand(TyperCommand):
+    """A command that takes a config, and `--set` to change it."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse, and say of an unknown option what to type instead."""
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:  # typer has had this class in several places
+            if hasattr(error, "possibilities"):
+                _retell(error, [name for option in self.params for name in option.opts])
+            raise
+
+
+def _retell(error: Any, options: list[str]) -> None:
+    """Put what to do in the place of the options that are spelt least differently."""
+    error.message += f"; {instead_of(error.option_name, options)}"
+    error.possibilities = None
+
+
+def instead_of(asked: str, options: list[str]) -> str:
+    """What to type instead of an option that there is not.
+
+    Args:
+        asked: as typed, with its dashes.
+        options: those that there are.
+    """
+    key = asked.lstrip("-").replace("-", "_").rpartition(".")[2]
+    places = [place for model in RECIPES.values() for place in places_of(key, model, _OTHERS)]
+    if places:
+        return f"did you mean --set {places[0]}=VALUE?"
+    if key in SENTENCES:
+        return SENTENCES[key]
+    # Without dashes, which make any two short options alike.
+    if near := nearest(asked.lstrip("-"), [option.lstrip("-") for option in options]):
+        return f"did you mean --{near}?"
+    return "a key of the config is put over by --set TABLE.KEY=VALUE"

@@ -1,0 +1,28 @@
+"""An option that there is not is told as the key of the config that was meant."""
+
+import pytest
+from typer.testing import CliRunner
+
+from loops_cookbook.cli.app import app
+
+
+@pytest.mark.parametrize("command", ["check", "run", "eval"])
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ("--lr", "did you mean --set training.learning_rate=VALUE?"),
+        ("--learning-rate", "did you mean --set training.learning_rate=VALUE?"),
+        ("--training.learning_rate", "did you mean --set training.learning_rate=VALUE?"),
+        ("--beta", "there is no reference model, and no KL penalty to one; leave it out"),
+        ("--scop", "did you mean --scope?"),
+        ("--zeppelin", "a key of the config is put over by --set TABLE.KEY=VALUE"),
+    ],
+)
+def test_an_option_that_a_config_has_as_a_key_is_told_as_that(
+    command: str, asked: str, said: str
+) -> None:
+    """`--lr 3` was answered by `Possible options: --help`."""
+    result = CliRunner().invoke(app, [command, "train.toml", asked, "3"])
+    assert result.exit_code == 2
+    last = " ".join(result.stderr.split("Error: ")[1].split())
+    assert last == f"No such option: {asked}; {said}"
