@@ -13,9 +13,12 @@ from loops_cookbook.cli.app import app
         ("--lr", "did you mean --set training.learning_rate=VALUE?"),
         ("--learning-rate", "did you mean --set training.learning_rate=VALUE?"),
         ("--training.learning_rate", "did you mean --set training.learning_rate=VALUE?"),
+        ("--model", "did you mean --set model.name=VALUE?"),
+        ("--batch-size", "did you mean --set training.groups_per_update=VALUE?"),
+        ("--seed", "did you mean --set model.seed=VALUE or --set training.seed=VALUE?"),
         ("--beta", "there is no reference model, and no KL penalty to one; leave it out"),
         ("--scop", "did you mean --scope?"),
-        ("--zeppelin", "a key of the config is put over by --set TABLE.KEY=VALUE"),
+        ("--zeppelin", "--set TABLE.KEY=VALUE changes a key of the config"),
     ],
 )
 def test_an_option_that_a_config_has_as_a_key_is_told_as_that(

@@ -12,6 +12,8 @@ from loops_cookbook.config.load import RECIPES
 from loops_cookbook.problems import OtherNames, nearest, places_of
 
 _OTHERS = OtherNames(KEYS, SENTENCES)
+_TABLES = {"model": "model_name"}
+"""Tables whose names are typed for a key in them, and what others call that."""
 
 
 class SettableCommand(TyperCommand):
@@ -41,12 +43,19 @@ def instead_of(asked: str, options: list[str]) -> str:
         options: those that there are.
     """
     key = asked.lstrip("-").replace("-", "_").rpartition(".")[2]
-    places = [place for model in RECIPES.values() for place in places_of(key, model, _OTHERS)]
-    if places:
-        return f"did you mean --set {places[0]}=VALUE?"
+    if places := _places(_TABLES.get(key, key)):
+        return f"did you mean --set {'=VALUE or --set '.join(places)}=VALUE?"
     if key in SENTENCES:
         return SENTENCES[key]
     # Without dashes, which make any two short options alike.
     if near := nearest(asked.lstrip("-"), [option.lstrip("-") for option in options]):
         return f"did you mean --{near}?"
-    return "a key of the config is put over by --set TABLE.KEY=VALUE"
+    return "--set TABLE.KEY=VALUE changes a key of the config"
+
+
+def _places(key: str) -> list[str]:
+    """The keys that one may mean, of the first recipe that has any; no tables."""
+    for model in RECIPES.values():
+        if places := [place for place in places_of(key, model, _OTHERS) if "." in place]:
+            return places
+    return []
