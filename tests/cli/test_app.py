@@ -6,6 +6,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from loops_cookbook.cli.app import app
+from loops_cookbook.config.shared import SCOPES, TOLD_SCOPES
 
 
 def loops(*arguments: str) -> Result:
@@ -46,3 +47,16 @@ def test_an_error_of_a_command_is_one_line_and_its_status() -> None:
     assert result.stdout == ""
     assert result.stderr.startswith("loops: /dev/null/x: cannot be made: ")
     assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("command", ["check", "run", "eval"])
+def test_the_help_and_the_refusal_of_a_scope_name_the_same_scopes(command: str) -> None:
+    """`deployment` was told in the one and not in the other."""
+    refused = loops(command, "examples/counting/train.toml", "--scope", "gpu").stderr
+    assert f"it is one of {TOLD_SCOPES}, or module:factory" in refused
+    told = " ".join(loops(command, "--help").stdout.split())
+    assert f"{TOLD_SCOPES} or module:factory" in told
+
+
+def test_every_scope_is_among_those_that_people_are_told() -> None:
+    assert all(scope in TOLD_SCOPES for scope in SCOPES)

@@ -20,8 +20,8 @@ def test_a_scope_that_exists_is_taken(scope: str) -> None:
 
 def test_any_other_scope_is_refused_with_those_that_exist() -> None:
     assert told(ComputeTable, {"scope": "mars"}) == [
-        "scope: there is no scope 'mars'; it is one of local, remote, serverless, dedicated, "
-        "deployment, tinker, or module:factory for a service of your own"
+        "scope: there is no scope 'mars'; it is one of local, remote, serverless, dedicated "
+        "(also called deployment), tinker, or module:factory for a service of your own"
     ]
 
 

@@ -5,6 +5,8 @@ from typing import Annotated, TypeAlias
 
 import typer
 
+from loops_cookbook.config.shared import TOLD_SCOPES
+
 ConfigArgument: TypeAlias = Annotated[
     str,
     typer.Argument(
@@ -29,8 +31,8 @@ ScopeOption: TypeAlias = Annotated[
     typer.Option(
         "--scope",
         metavar="SCOPE",
-        help="Who trains: local, remote, serverless, dedicated, tinker or module:factory. Before "
-        "the config's.",
+        help=f"Who trains: {TOLD_SCOPES} or module:factory. It is used instead of the config's "
+        "compute.scope.",
         show_default=False,
     ),
 ]

@@ -11,6 +11,8 @@ from loops_cookbook.problems import Problem, found
 SCOPES = ("local", "remote", "serverless", "dedicated", "deployment", "tinker")
 """What `scope` may be called, a service of one's own apart; `deployment` is another name of
 `dedicated`."""
+TOLD_SCOPES = "local, remote, serverless, dedicated (also called deployment), tinker"
+"""The same for people."""
 
 
 Url: TypeAlias = Annotated[str, StringConstraints(pattern=r"^https?://[^\s/]+\S*$")]
@@ -51,7 +53,7 @@ class ComputeTable(StrictModel):
         if scope is None or scope in SCOPES or ":" in scope:
             return scope
         raise ValueError(
-            f"there is no scope {found(scope)}; it is one of {', '.join(SCOPES)}, or "
+            f"there is no scope {found(scope)}; it is one of {TOLD_SCOPES}, or "
             "module:factory for a service of your own"
         )
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, cast
 
-from loops_cookbook.config.shared import SCOPES
+from loops_cookbook.config.shared import SCOPES, TOLD_SCOPES
 from loops_cookbook.errors import ConfigError
 
 Scope: TypeAlias = Literal["local", "remote", "serverless", "dedicated", "tinker", "own"]
@@ -109,7 +109,7 @@ def choose_scope(
 def _known(value: str, source: str) -> Scope:
     if value not in SCOPES:
         raise ConfigError(
-            f"{source}: there is no scope {value!r}; it is one of {', '.join(SCOPES)}, or "
+            f"{source}: there is no scope {value!r}; it is one of {TOLD_SCOPES}, or "
             "module:factory for a service of your own"
         )
     return cast(Scope, _ALIASES.get(value, value))
