@@ -58,5 +58,32 @@ def test_the_help_and_the_refusal_of_a_scope_name_the_same_scopes(command: str) 
     assert f"{TOLD_SCOPES} or module:factory" in told
 
 
+@pytest.mark.parametrize(
+    ("command", "sentences"),
+    [
+        (
+            "check",
+            [
+                "Path of a config file, from the working directory;",
+                "It is used instead of the config's compute.scope.",
+                "Change a key of the config for this command.",
+            ],
+        ),
+        (
+            "serve",
+            [
+                "Tokens that a prompt and its reply may have together. Without it: as many as",
+                "Rank of the LoRA adapter, until a client asks for another;",
+                "Without it: cuda where there is one, else cpu.",
+            ],
+        ),
+    ],
+)
+def test_help_says_what_an_option_is_in_whole_sentences(command: str, sentences: list[str]) -> None:
+    """`Before the config's.` and `Unset: what the model takes.` were all that it said."""
+    told = " ".join(loops(command, "--help").stdout.split())
+    assert all(sentence in told for sentence in sentences)
+
+
 def test_every_scope_is_among_those_that_people_are_told() -> None:
     assert all(scope in TOLD_SCOPES for scope in SCOPES)

@@ -11,7 +11,8 @@ ConfigArgument: TypeAlias = Annotated[
     str,
     typer.Argument(
         metavar="CONFIG",
-        help="The config file: of the working directory, else a bundled one.",
+        help="Path of a config file, from the working directory; where there is none, that of a "
+        "bundled one, as `loops examples` lists them.",
         show_default=False,
     ),
 ]
@@ -21,7 +22,8 @@ SetOption: TypeAlias = Annotated[
     typer.Option(
         "--set",
         metavar="TABLE.KEY=VALUE",
-        help="Put a key over the config's; the value is TOML. May be given again.",
+        help="Change a key of the config for this command. VALUE is TOML: a string stands in "
+        "quotes. May be given again.",
         show_default=False,
     ),
 ]

@@ -58,31 +58,52 @@ KeyOption: TypeAlias = Annotated[
 ]
 LengthOption: TypeAlias = Annotated[
     int | None,
-    typer.Option(metavar="TOKENS", min=2, help="Unset: what the model takes.", show_default=False),
+    typer.Option(
+        metavar="TOKENS",
+        min=2,
+        help="Tokens that a prompt and its reply may have together. Without it: as many as the "
+        "model can take.",
+        show_default=False,
+    ),
 ]
 RankOption: TypeAlias = Annotated[
-    int, typer.Option(metavar="RANK", min=0, help="Until a client says another; 0: every weight.")
+    int,
+    typer.Option(
+        metavar="RANK",
+        min=0,
+        help="Rank of the LoRA adapter, until a client asks for another; 0 trains every weight.",
+    ),
 ]
 AlphaOption: TypeAlias = Annotated[
-    float, typer.Option(metavar="ALPHA", help="An adapter is scaled by it over its rank.")
+    float, typer.Option(metavar="ALPHA", help="The adapter's output is scaled by ALPHA / RANK.")
 ]
 DeviceOption: TypeAlias = Annotated[
     str | None,
     typer.Option(
-        metavar="DEVICE", help="As torch names it. Unset: cuda, else cpu.", show_default=False
+        metavar="DEVICE",
+        help="Where it computes, as torch names it, such as cpu or cuda:1. Without it: cuda where "
+        "there is one, else cpu.",
+        show_default=False,
     ),
 ]
 DtypeOption: TypeAlias = Annotated[
     str | None,
     typer.Option(
         metavar="DTYPE",
-        help="float32, bfloat16 or float16. Unset: by the device.",
+        help="float32, bfloat16 or float16. Without it: bfloat16 for an adapter on cuda, else "
+        "float32.",
         show_default=False,
     ),
 ]
 ThreadsOption: TypeAlias = Annotated[
     int | None,
-    typer.Option(metavar="COUNT", min=1, help="Unset: by the model's size.", show_default=False),
+    typer.Option(
+        metavar="COUNT",
+        min=1,
+        help="Processor threads to compute with. Without it: one for a model of fewer than 5 "
+        "million parameters, else one for each processor.",
+        show_default=False,
+    ),
 ]
 DeterministicOption: TypeAlias = Annotated[
     bool,
