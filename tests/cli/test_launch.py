@@ -9,7 +9,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from loops_cookbook.cli.launch import launched
+from loops_cookbook.cli.launch import evaluated_attempts, launched
 from loops_cookbook.config.environment import read_environment
 from loops_cookbook.config.load import load_config
 from loops_cookbook.recipes.frame import Surroundings
@@ -59,3 +59,20 @@ def test_a_task_of_user_code_that_exits_does_not_end_the_run(
     folder = launch(work)
     assert done == ["all of it"]
     assert "SystemExit(0) was raised at " in folder.log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ("examples/tool_agent/train.toml", {"held_out": 144}),
+        ("examples/sft_orders/train.toml", {"held_out": 128}),
+    ],
+)
+def test_how_many_attempts_an_evaluation_has_is_known_before_it_begins(
+    config: str, expected: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Progress told how many had ended, and not of how many."""
+    monkeypatch.chdir(tmp_path)
+    loaded = load_config(config)
+    plan = plan_config(loaded, read_environment(loaded.directory), os.environ, None)
+    assert evaluated_attempts(plan) == expected

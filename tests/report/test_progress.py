@@ -189,6 +189,18 @@ def test_an_evaluation_beside_training_counts_its_own_attempts(plain: Seen) -> N
     assert third == "update 1/5: 3/16 attempts ended"
 
 
+def test_an_evaluation_is_told_with_how_many_attempts_it_has(plain: Seen) -> None:
+    """`2 attempts ended` told nobody how long it would take, though the run knows of how many."""
+    plain.progress.expect({"held_out": 1200})
+    plain.progress.attempt_ended(ATTEMPT, "held_out")
+    plain.time[0] = 31.0
+    plain.progress.attempt_ended(ATTEMPT, "held_out")
+    assert plain.lines() == [
+        "evaluating held_out: 1/1,200 attempts ended",
+        "evaluating held_out: 2/1,200 attempts ended",
+    ]
+
+
 def test_the_scores_of_an_update_stand_below_its_row(plain: Seen) -> None:
     """They were printed before the row of the same update."""
     plain.progress.update(step(1))

@@ -28,7 +28,7 @@ from loops_cookbook.recipes.frame import Surroundings
 from loops_cookbook.recipes.launch import rendering_limiter
 from loops_cookbook.recipes.plan import Plan
 from loops_cookbook.recipes.plans import AnyPlan
-from loops_cookbook.recipes.sft_evaluation import AT_ONCE
+from loops_cookbook.recipes.sft_evaluation import AT_ONCE, drawn
 from loops_cookbook.recipes.sft_plan import HELD_OUT, SFTPlan
 from loops_cookbook.recorders import Fanout
 from loops_cookbook.records import Recorder, RunRow, RunStatus
@@ -71,6 +71,7 @@ def launched(
         Terminated: SIGTERM or SIGHUP came, and the work has ended.
     """
     output = plan.config.output
+    progress.expect(evaluated_attempts(plan))
     with (
         stdout_kept_for_the_answer(),
         progress,
@@ -122,6 +123,15 @@ def row_of(plan: AnyPlan, folder: RunFolder, recipe: str) -> RunRow:
         config_path=str(plan.loaded.path),
         config=plan.config.model_dump(mode="json", by_alias=True),
     )
+
+
+def evaluated_attempts(plan: AnyPlan) -> dict[str, int]:
+    """How many attempts an evaluation of each set has."""
+    if not isinstance(plan, SFTPlan):
+        return {each.name: len(each.tasks) * each.attempts for each in plan.sets}
+    if plan.held_out is None:
+        return {}
+    return {HELD_OUT: len(drawn(plan.held_out.rows, plan.config.evaluation.samples))}
 
 
 def stop_seconds(plan: AnyPlan) -> float:

@@ -89,6 +89,8 @@ class Progress:
         self._evaluating: str | None = None
         self._evaluated = 0
         """Attempts of that set that have ended."""
+        self._of_sets: Mapping[str, int] = {}
+        """How many attempts an evaluation of each set has."""
         self._unscored = 0
         """Those of them without a reward."""
         self._recent: deque[float] = deque(maxlen=_REMEMBERED_UPDATES)
@@ -117,6 +119,10 @@ class Progress:
     def __exit__(self, *exc: object) -> None:
         self._live = None
         self._open.close()
+
+    def expect(self, attempts: Mapping[str, int]) -> None:
+        """Take in how many attempts an evaluation of each set has."""
+        self._of_sets = attempts
 
     def run_started(self, row: RunRow) -> None:
         """Take in how much is planned."""
@@ -264,8 +270,11 @@ class Progress:
     def _status(self) -> str:
         """Where the run stands now, in words."""
         if self._evaluating is not None:
-            evaluated = count(self._evaluated, "attempt")
-            return f"evaluating {self._evaluating}: {evaluated} ended{_lost(self._unscored)}"
+            of = self._of_sets.get(self._evaluating)
+            ended = (
+                f"{self._evaluated:,}/{of:,} attempts" if of else count(self._evaluated, "attempt")
+            )
+            return f"evaluating {self._evaluating}: {ended} ended{_lost(self._unscored)}"
         if not self._has_started:
             return "starting"
         if self._table.recipe == "eval":
