@@ -836,15 +836,18 @@ class TestOurClients:
 class TestSeeds:
     """Those of runs that were announced stayed for as long as the server."""
 
-    async def test_a_run_keeps_its_seed_until_another_replaces_it(self) -> None:
+    async def test_a_run_that_was_replaced_begins_again_with_its_seed(self) -> None:
+        """It had the engine's own, and nobody was told."""
         async with serving() as served:
             first, second = await served.announce(1), await served.announce(2)
             for key, run in enumerate((first, first, second, first)):
                 await served.begin(run, f"init-{key}")
             await served.result("init-3")
-        assert served.engine.seeds == [1, 1, 2, None]
+        assert served.engine.seeds == [1, 1, 2, 1]
 
-    async def test_of_runs_that_never_begin_the_newest_are_remembered(self) -> None:
+    async def test_a_seed_that_is_forgotten_for_newer_ones_is_told(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
         async with serving() as served:
             trained = await served.announce(-1)
             await served.begin(trained, "first")
@@ -853,6 +856,7 @@ class TestSeeds:
                 await served.begin(run, f"init-{key}")
             await served.result("init-3")
         assert served.engine.seeds == [-1, -1, None, 1, MOST_ANNOUNCED]
+        assert [runs[0] in told for told in caplog.messages] == [True]
 
 
 @dataclass

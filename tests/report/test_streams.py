@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import termios
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,12 @@ def test_a_full_disk_under_stderr_ends_nothing() -> None:
     assert (done.returncode, done.stdout) == (0, b"went on []")  # there may be room again
 
 
+def run_with_closed(descriptors: Iterable[int], code: str) -> list[str]:
+    """The command that runs Python code without these descriptors."""
+    redirections = " ".join(f"{number}>&-" for number in descriptors)
+    return ["sh", "-c", f'exec "$0" -c "$1" {redirections}', sys.executable, code]
+
+
 @pytest.mark.parametrize("closed", [(2,), (1, 2), (0, 1, 2)])
 def test_streams_that_were_closed_are_opened_on_nothing(closed: tuple[int, ...]) -> None:
     """A command without stdout or stderr came out as a bug; files took their numbers."""
@@ -94,8 +101,7 @@ def test_streams_that_were_closed_are_opened_on_nothing(closed: tuple[int, ...])
         "sys.stdin.read(); sys.stdout.write('x'); sys.stdout.flush(); sys.stderr.write('x')\n"
         "os._exit(first)\n"
     )
-    redirections = " ".join(f"{number}>&-" for number in closed)
-    command = ["sh", "-c", f'exec "$0" -c "$1" {redirections}', sys.executable, code]
+    command = run_with_closed(closed, code)
     assert subprocess.run(command, stdin=subprocess.DEVNULL, env=os.environ).returncode == 3
 
 
@@ -109,8 +115,7 @@ def test_what_is_started_has_the_streams_too_that_were_closed(closed: tuple[int,
         "first = 'import os; print(os.open(os.devnull, os.O_RDONLY))'\n"
         "subprocess.run([sys.executable, '-c', first])\n"
     )
-    redirections = " ".join(f"{number}>&-" for number in closed)
-    command = ["sh", "-c", f'exec "$0" -c "$1" {redirections}', sys.executable, code]
+    command = run_with_closed(closed, code)
     assert subprocess.run(command, stdout=subprocess.PIPE).stdout == b"3\n"
 
 

@@ -5,6 +5,7 @@ and written in threads, a few at a time. What is refused is raised as `BadReques
 the app makes 422 of both.
 """
 
+import logging
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -46,6 +47,8 @@ from loops_cookbook.services.bodies import (
 )
 from loops_cookbook.services.wire import output_json
 
+logger = logging.getLogger(__name__)
+
 MAX_KEY_CHARACTERS = 128
 CHANGING = frozenset(
     {
@@ -59,7 +62,7 @@ CHANGING = frozenset(
 """Operations on what is trained: its weights, its gradients, its optimizer."""
 
 MOST_ANNOUNCED = 256
-"""Runs that were announced with a seed and have not begun: who announced them may have gone."""
+"""Runs, beside the one that is trained, whose seeds are remembered."""
 
 TrainerBodyT = TypeVar(
     "TrainerBodyT", InitTrainer, ForwardBackward, OptimStep, SaveForSampler, SaveState, LoadState
@@ -95,7 +98,7 @@ class Trainer:
         self._last: str | None = None
         """The last operation of `CHANGING` that was accepted."""
         self._seeds: dict[str, int] = {}
-        """Of the run that is trained, and of those that may still begin, the oldest first."""
+        """Of runs that may begin, or begin again, the oldest first."""
 
     def routes(self) -> list[Route]:
         """Every route of a trainer that this server has."""
@@ -124,11 +127,17 @@ class Trainer:
             )
 
     def announce(self, run_id: str, seed: int) -> None:
-        """Let a run begin with a seed of its own, unless `MOST_ANNOUNCED` others come before it."""
+        """Let a run begin with a seed of its own; `MOST_ANNOUNCED` others are remembered."""
         self._seeds[run_id] = seed
         waiting = [run for run in self._seeds if run != self._run_id]
         for run in waiting[:-MOST_ANNOUNCED]:
             del self._seeds[run]
+            logger.warning(
+                "the seed of run %s is forgotten, since %d others were announced after it: should "
+                "it begin, it has the engine's own",
+                run,
+                MOST_ANNOUNCED,
+            )
 
     @property
     def has_begun(self) -> bool:
@@ -197,8 +206,6 @@ class Trainer:
 
     def _accept(self, operation: Operation, body: TrainerBodyT, work: Work) -> None:
         if isinstance(body, InitTrainer):
-            if self._run_id is not None and body.run_id != self._run_id:
-                self._seeds.pop(self._run_id, None)  # it was replaced, and does not begin again
             self._has_begun, self._run_id = True, body.run_id
         if operation.name in CHANGING:
             self._last = operation.id
