@@ -143,7 +143,8 @@ def test_text_that_is_not_toml_is_told_with_its_line(project: Path) -> None:
 def test_text_that_ends_too_soon_is_told_so(project: Path) -> None:
     (said,) = refusal('recipe = """')
     assert said.startswith("own/train.toml: not TOML: ")
-    assert "at end of document" in said
+    (said,) = refusal('recipe = "rl"\nx = [1,')  # "mend the line", and none was named
+    assert said == "own/train.toml: not TOML: Invalid value (at end of document); mend its end"
 
 
 def test_text_that_is_not_utf_8_is_told(project: Path) -> None:

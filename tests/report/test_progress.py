@@ -141,6 +141,13 @@ def test_without_a_terminal_a_line_comes_when_its_time_has_come(plain: Seen) -> 
     assert line.endswith("time 4.0 s, about 8.0 s left")
 
 
+def test_where_evaluations_come_too_the_time_left_is_told_as_that_of_training(plain: Seen) -> None:
+    """`about 1.6 s left` stood where 8 were: the evaluations to come are not in it."""
+    plain.progress.expect({"held_out": 64})
+    plain.progress.update(step(1))
+    assert plain.lines()[-1].endswith(", about 16 s of training left")
+
+
 def test_an_update_that_was_not_shown_is_shown_before_a_count_of_attempts(plain: Seen) -> None:
     plain.progress.update(step(1))
     plain.progress.update(step(2))

@@ -157,7 +157,8 @@ def _parse(text: str, path: Path) -> Document:
         told = _AT.sub(r" at \2", str(error))
         at = _AT.search(str(error))
         where = f"{shown(path)}:{at[1]}" if at else shown(path)
-        raise ConfigError(f"{where}: not TOML: {told}; mend the line") from error
+        mend = "mend the line" if at else "mend its end"
+        raise ConfigError(f"{where}: not TOML: {told}; {mend}") from error
 
 
 def _told(problems: Iterable[Problem], path: Path, overrides: Sequence[Override]) -> str:

@@ -305,11 +305,11 @@ class Progress:
         return line
 
     def _left(self) -> str:
-        """How long the planned updates may still take; evaluations are not foreseen."""
+        """How long the planned updates may still take, and not the evaluations between them."""
         if self._table.planned is None or not self._recent or self._updates >= self._table.planned:
             return ""
         seconds = sum(self._recent) / len(self._recent) * (self._table.planned - self._updates)
-        return f"about {duration(seconds)} left"
+        return f"about {duration(seconds)} {'of training ' if self._of_sets else ''}left"
 
 
 def _lost(attempts: int) -> str:
