@@ -1,5 +1,6 @@
 """How the turns of an attempt join into the rows that are trained."""
 
+import math
 from collections.abc import Sequence as AbstractSequence
 
 import numpy as np
@@ -132,7 +133,7 @@ def test_logprobs_stand_at_their_tokens_and_zero_elsewhere() -> None:
 
 def test_a_trajectory_counts_its_tokens() -> None:
     trajectory = Trajectory((turn([1, 2], 3), turn([1, 2, 3, 4], 5, 6)))
-    assert (trajectory.sampled_tokens, trajectory.prompt_tokens) == (3, 6)
+    assert trajectory.totals()[:2] == (6, trajectory.sampled_tokens) == (6, 3)
 
 
 def test_rows_cannot_be_written_to() -> None:
@@ -147,10 +148,19 @@ def test_a_sampler_must_give_one_logprob_for_each_token() -> None:
         SampledTokens(ids_of([1, 2]), logprobs_of([-0.5]), "stop")
 
 
-@pytest.mark.parametrize("logprob", [float("nan"), float("-inf"), float("inf")])
-def test_a_logprob_must_be_finite(logprob: float) -> None:
+@pytest.mark.parametrize(
+    "logprobs",
+    [[math.nan], [-math.inf], [math.inf], [math.inf, -math.inf], [-1.0, math.nan, -1.0]],
+)
+def test_a_logprob_must_be_finite(logprobs: list[float]) -> None:
     with pytest.raises(ValueError, match="not finite"):
-        SampledTokens(ids_of([1]), logprobs_of([logprob]), "stop")
+        SampledTokens(ids_of([1] * len(logprobs)), logprobs_of(logprobs), "stop")
+
+
+def test_the_least_logprobs_there_are_add_up_to_a_finite_number() -> None:
+    least = float(np.finfo(np.float32).min)
+    sampled = SampledTokens(ids_of([1] * 3), logprobs_of([least] * 3), "stop")
+    assert sampled.logprob_sum == 3 * least
 
 
 @st.composite
@@ -249,7 +259,7 @@ def test_a_trajectory_tells_each_version_that_it_was_sampled_from_once() -> None
         of_version(4, [7]),
         of_version(9, []),
     )
-    assert Trajectory(turns).policy_versions == (3, 4)
+    assert Trajectory(turns).totals().policy_versions == (3, 4)
 
 
 def _trained(row: Sequence) -> list[tuple[float, int]]:

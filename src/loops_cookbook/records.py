@@ -206,7 +206,7 @@ class RolloutRow(Row):
     @classmethod
     def of(cls, attempt: Attempt, fate: Fate) -> Self:
         """The row of an attempt with the fate it came to."""
-        discarded = attempt.discarded
+        discarded, totals = attempt.discarded, attempt.trajectory.totals()
         return cls(
             group=attempt.group,
             attempt=attempt.index,
@@ -215,13 +215,13 @@ class RolloutRow(Row):
             reward=attempt.reward,
             flags=attempt.flags,
             tries=attempt.tries,
-            prompt_tokens=attempt.trajectory.prompt_tokens,
-            sampled_tokens=attempt.trajectory.sampled_tokens,
+            prompt_tokens=totals.prompt_tokens,
+            sampled_tokens=totals.sampled_tokens,
             turns=len(attempt.trajectory.turns),
-            cut_turns=attempt.trajectory.cut_turns,
-            logprob_mean=attempt.trajectory.logprob_mean,
+            cut_turns=totals.cut_turns,
+            logprob_mean=totals.logprob_mean,
             sequences=len(attempt.sequences),
-            policy_versions=attempt.trajectory.policy_versions,
+            policy_versions=totals.policy_versions,
             metadata=attempt.metadata,
             detail="" if discarded is None else discarded.detail,
             exception=None if discarded is None else discarded.exception,

@@ -7,10 +7,11 @@ with that row, any other begins a new one. So each sampled token stands in exact
 prompt tokens are context in it, never trained.
 """
 
+import math
 from bisect import bisect_right, insort
 from collections.abc import Sequence as AbstractSequence
-from dataclasses import dataclass
-from typing import Literal, TypeAlias, cast
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -52,6 +53,8 @@ class SampledTokens:
     """`stop`: a stop token or string ended it; `length`: the token limit did."""
     policy_version: int | None = None
     """The version that every one of these tokens was drawn from; None if the sampler cannot say."""
+    logprob_sum: float = field(init=False, repr=False)
+    """Of all its tokens."""
 
     def __post_init__(self) -> None:
         if self.ids.shape != self.logprobs.shape or self.ids.ndim != 1:
@@ -59,8 +62,10 @@ class SampledTokens:
                 f"a sampler returned {self.ids.shape} ids and {self.logprobs.shape} logprobs: "
                 "there must be one logprob for each sampled token"
             )
-        if not np.isfinite(self.logprobs).all():
+        total = float(sum(self.logprobs.tolist()))  # numpy takes thrice that for a short reply
+        if not math.isfinite(total):  # no sum of finite float32 leaves a float64
             raise ValueError("a sampler returned a logprob that is not finite")
+        object.__setattr__(self, "logprob_sum", total)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,25 +104,36 @@ class Trajectory:
         """How many of the turns a token limit ended."""
         return sum(turn.sampled.stop == "length" for turn in self.turns)
 
-    @property
-    def prompt_tokens(self) -> int:
-        """How many prompt tokens were sent over all turns."""
-        return sum(len(turn.prompt_ids) for turn in self.turns)
-
-    @property
-    def logprob_mean(self) -> float | None:
-        """The mean log-probability of the sampled tokens; None where there is none."""
-        total, count = 0.0, 0
+    def totals(self) -> "Totals":
+        """What its turns add up to, in one look at each."""
+        prompt = sampled = cut = 0
+        logprob_sum = 0.0
+        versions: set[int | None] = set()
         for turn in self.turns:
-            total += float(turn.sampled.logprobs.sum(dtype=np.float64))
-            count += len(turn.sampled.logprobs)
-        return total / count if count else None
+            said = turn.sampled
+            tokens = len(said.ids)
+            prompt += len(turn.prompt_ids)
+            sampled += tokens
+            cut += said.stop == "length"
+            logprob_sum += said.logprob_sum
+            if tokens:
+                versions.add(said.policy_version)
+        known = tuple(sorted(version for version in versions if version is not None))
+        return Totals(prompt, sampled, cut, logprob_sum / sampled if sampled else None, known)
 
-    @property
-    def policy_versions(self) -> tuple[int, ...]:
-        """The versions that its tokens were sampled from, ascending, as far as they are known."""
-        versions = {turn.sampled.policy_version for turn in self.turns if len(turn.sampled.ids)}
-        return tuple(sorted(version for version in versions if version is not None))
+
+class Totals(NamedTuple):
+    """What the turns of a trajectory add up to."""
+
+    prompt_tokens: int
+    """Sent, over all turns."""
+    sampled_tokens: int
+    cut_turns: int
+    """Turns that a token limit ended."""
+    logprob_mean: float | None
+    """The mean log-probability of the sampled tokens; None where there is none."""
+    policy_versions: tuple[int, ...]
+    """The versions that its tokens were sampled from, ascending, as far as they are known."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -349,9 +349,10 @@ class Conversation:
         return reply
 
     def _reply(self, sampled: SampledTokens, finish: FinishReason, parsed: ParsedReply) -> Reply:
-        # Calls of one list share its text.
-        unread = list(dict.fromkeys(call.raw for call in parsed.malformed_tool_calls))
-        content = "\n".join([parsed.content, *unread] if parsed.content else unread)
+        content = parsed.content or ""
+        if parsed.malformed_tool_calls:  # those of one list share its text
+            unread = dict.fromkeys(call.raw for call in parsed.malformed_tool_calls)
+            content = "\n".join([content, *unread] if content else unread)
         message: dict[str, object] = {"role": "assistant", "content": content}
         if parsed.reasoning_content is not None:
             message["reasoning_content"] = parsed.reasoning_content

@@ -74,6 +74,8 @@ class History:
 
     def __init__(self) -> None:
         self._root = Node({})
+        self._ended: list[tuple[Asked, Message, Ended]] = []
+        """Calls that have come back since one was last asked for; most attempts make only one."""
         self._has_ended = False
 
     def ask(self, messages: Sequence[Message], declared: Declared = NO_TOOLS) -> Asked:
@@ -82,6 +84,7 @@ class History:
         Raises:
             EpisodeError: the messages are not a list of messages in OpenAI form.
         """
+        self._take_in()
         node, earlier, start, is_known = self._root, None, 0, True
         other_tools = False
         kept: list[Message] = []
@@ -102,10 +105,16 @@ class History:
         return Asked(tuple(kept), declared, node, earlier, new, origin)
 
     def end(self, asked: Asked, reply: Message, ended: Ended) -> None:
-        """Note that the call for `asked` came back with `reply`."""
-        node = asked.node.follow(canonical(reply), reply)
-        node.ended[asked.declared.key] = ended
-        self._has_ended = True
+        """Note that the call for `asked` came back with `reply`, which nobody changes any more."""
+        self._ended.append((asked, reply, ended))
+
+    def _take_in(self) -> None:
+        """Give the replies that came since their places."""
+        for asked, reply, ended in self._ended:
+            node = asked.node.follow(canonical(reply), reply)
+            node.ended[asked.declared.key] = ended
+            self._has_ended = True
+        self._ended.clear()
 
     def _origin(self, earlier: Ended | None, new: Iterable[Message], is_known: bool) -> Origin:
         if earlier is not None:

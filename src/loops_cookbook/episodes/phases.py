@@ -8,7 +8,7 @@ when a clock cuts the agent.
 from collections import UserDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self, TypeVar, TypeVarTuple, cast
+from typing import Any, Self, TypeVar, TypeVarTuple, cast, dataclass_transform
 
 import numpy as np
 
@@ -40,23 +40,27 @@ class Metadata(UserDict[str, Scalar]):
         return self
 
 
-@dataclass(slots=True)
+@dataclass_transform(field_specifiers=(field,))
+def _handed(cls: type[T]) -> type[T]:
+    """Make a class a dataclass with slots, whose fields are set once, when it is made."""
+    made = dataclass(frozen=True, slots=True)(cls)
+    made.__setattr__ = _refuse_another  # says what to do, and lets `|=` be
+    return made
+
+
+def _refuse_another(self: object, name: str, value: object) -> None:
+    # `sample.metadata |= {...}` sets the field to what it is already, and is no harm.
+    if getattr(self, name) is not value:
+        raise AttributeError(
+            f"{name} of {type(self).__name__} cannot be replaced: change what it holds"
+        )
+
+
+@_handed
 class _Phase:
-    """What all four share. A field is set once, when it is made."""
+    """What all four share."""
 
-    _is_made: bool = field(default=False, init=False, repr=False)
     _workers: Workers
-
-    def __post_init__(self) -> None:
-        self._is_made = True
-
-    def __setattr__(self, name: str, value: object) -> None:
-        # `sample.metadata |= {...}` sets the field to what it is already, and is no harm.
-        if name != "_is_made" and self._is_made and getattr(self, name) is not value:
-            raise AttributeError(
-                f"{name} of {type(self).__name__} cannot be replaced: change what it holds"
-            )
-        object.__setattr__(self, name, value)
 
     async def compute(self, function: Callable[[*Ts], T], *args: *Ts) -> T:
         """Call `function(*args)` in a worker process, which is killed at the clock.
@@ -67,7 +71,7 @@ class _Phase:
         return await self._workers.run(function, *args)
 
 
-@dataclass(slots=True)
+@_handed
 class Setup(_Phase):
     """For `Episode.setup`."""
 
@@ -87,7 +91,7 @@ class Setup(_Phase):
         return await self._sandboxes.open(name, overrides)
 
 
-@dataclass(slots=True)
+@_handed
 class Sampling(_Phase):
     """For `Episode.run`: the models, and the time there is."""
 
@@ -110,7 +114,7 @@ class Sampling(_Phase):
         return max(0.0, self._clock()) if self.models.is_open else 0.0
 
 
-@dataclass(slots=True)
+@_handed
 class Grading(_Phase):
     """For `Episode.grade`: what is known of the attempt."""
 
@@ -154,7 +158,7 @@ class GroupAttempt:
     transcript: tuple[Call, ...]
 
 
-@dataclass(slots=True)
+@_handed
 class GroupGrading(_Phase):
     """For `Episode.grade_group`: the attempts at one task that can be graded."""
 

@@ -29,7 +29,7 @@ class Block:
 
     def __init__(self) -> None:
         self._cut = anyio.CancelScope()
-        self._calm = anyio.CancelScope()
+        self._calm = type(self._cut)()  # which spares it another search for the event loop
         self._is_releasing = False
         self._is_over = False
         self._end: anyio.Event | None = None

@@ -125,11 +125,7 @@ class RunWriter:
 
     def fates(self, rows: Sequence[RolloutRow]) -> None:
         """Add rows to `rollouts.jsonl`, each with the name of its transcript."""
-        self._rollouts.append(
-            row.to_json()
-            | {"transcript": row.transcript or self._name_of(TRAIN, row.group, row.attempt)}
-            for row in rows
-        )
+        self._rollouts.append(map(self._with_transcript, rows))
 
     def update(self, row: StepRow) -> None:
         """Add a row to `steps.jsonl`; bring the counts in `run.json` up to date."""
@@ -187,6 +183,11 @@ class RunWriter:
                 break
             name = f"{stem}.{number}.json"
         return name
+
+    def _with_transcript(self, row: RolloutRow) -> Json:
+        told = row.to_json()
+        told["transcript"] = row.transcript or self._name_of(TRAIN, row.group, row.attempt)
+        return told
 
     def _name_of(self, purpose: str, group: int, attempt: int) -> str | None:
         """The transcript of an attempt that is asked for once."""

@@ -65,7 +65,12 @@ class ByteTokenizer:
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of any ids; marks are shown as `<|user|>`, broken UTF-8 as U+FFFD."""
-        return b"".join([self._texts.get(i, b"<|?|>") for i in ids]).decode(errors="replace")
+        ids = list(ids)
+        try:
+            text = bytes(ids)
+        except ValueError:  # not bytes alone
+            text = b"".join([self._texts.get(i, b"<|?|>") for i in ids])
+        return text.decode(errors="replace")
 
 
 class PlainRenderer:
