@@ -87,7 +87,8 @@ def _wrong_with(completion: object, asked: Asked) -> str | None:
         )
     if len(ids) == 0:
         return None
-    low, high = int(ids.min()), int(ids.max())
+    listed = ids.tolist()  # numpy takes thrice as long to look at a short reply
+    low, high = min(listed), max(listed)
     if low < 0 or (asked.vocabulary is not None and high >= asked.vocabulary):
         size = "" if asked.vocabulary is None else f" of {asked.vocabulary}"
         return f"the token id {low if low < 0 else high}, which is not in the vocabulary{size}"
