@@ -12,15 +12,14 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-import numpy as np
 from pydantic import BaseModel
 
 from loops_cookbook.attempts import Attempt, Call, Fate, Flags, Scalar, Timing
 from loops_cookbook.journal import Row, encode
 from loops_cookbook.messages import Message, Tool
 from loops_cookbook.records import SCHEMA_VERSION, TRAIN, Transcript
+from loops_cookbook.rundir.earlier import continued_calls, continued_turns
 from loops_cookbook.tokens import (
-    Ids,
     Origin,
     SampledTokens,
     Trajectory,
@@ -133,20 +132,8 @@ class _TranscriptForm(BaseModel):
 
 def _calls(calls: Sequence[Call]) -> list[str]:
     """Each call as a JSON object; messages are compared as they are written."""
-    written: dict[int, str] = {}  # by identity: calls share the messages of their history
-    said: list[tuple[str, list[str], list[str]]] = []  # producer, tools, messages with the reply
     objects: list[str] = []
-    for call in calls:
-        tools = [_once(tool, written) for tool in call.tools]
-        messages = [_once(message, written) for message in call.messages]
-        reply = _once(call.reply, written)
-        before: int | None = None
-        new = messages
-        for i, (producer, its_tools, whole) in reversed(list(enumerate(said))):
-            same = producer == call.producer and its_tools == tools
-            if same and messages[: len(whole)] == whole:
-                before, new = i, messages[len(whole) :]
-                break
+    for call, (before, tools, messages, reply) in zip(calls, continued_calls(calls), strict=True):
         head = encode(
             {
                 "producer": call.producer,
@@ -157,17 +144,9 @@ def _calls(calls: Sequence[Call]) -> list[str]:
             }
         )
         declared = f',\n   "tools": {_list(tools, _DEEP)}' if tools and before is None else ""
-        said_now = f'"messages": {_list(new, _DEEP)},\n   "reply": {reply}'
-        objects.append(f"{head[:-1]}{declared},\n   {said_now}}}")
-        said.append((call.producer, tools, [*messages, reply]))
+        said = f'"messages": {_list(messages, _DEEP)},\n   "reply": {reply}'
+        objects.append(f"{head[:-1]}{declared},\n   {said}}}")
     return objects
-
-
-def _once(value: Message | Tool, written: dict[int, str]) -> str:
-    text = written.get(id(value))
-    if text is None:
-        text = written[id(value)] = encode(value)
-    return text
 
 
 def _read_calls(forms: Sequence[_CallForm]) -> tuple[Call, ...]:
@@ -195,16 +174,12 @@ def _read_calls(forms: Sequence[_CallForm]) -> tuple[Call, ...]:
 
 def _turns(turns: Sequence[Turn]) -> list[str]:
     """Each turn as a JSON object."""
-    wholes: list[Ids] = []
     objects: list[str] = []
-    for turn in turns:
-        prompt, sampled = turn.prompt_ids, turn.sampled
-        before: int | None = None
-        context = prompt
-        for i, whole in reversed(list(enumerate(wholes))):
-            if len(whole) <= len(prompt) and bool((prompt[: len(whole)] == whole).all()):
-                before, context = i, prompt[len(whole) :]
-                break
+    for turn, before in zip(turns, continued_turns(turns), strict=True):
+        sampled, start = turn.sampled, 0
+        if before is not None:
+            earlier = turns[before]
+            start = len(earlier.prompt_ids) + len(earlier.sampled.ids)
         head = encode(
             {
                 "origin": turn.origin,
@@ -213,14 +188,13 @@ def _turns(turns: Sequence[Turn]) -> list[str]:
                 "continues": before,
             }
         )
-        context_ids, sampled_ids = encode(context.tolist()), encode(sampled.ids.tolist())
+        context_ids = encode(turn.prompt_ids[start:].tolist())
+        sampled_ids = encode(sampled.ids.tolist())
         logprobs = encode(sampled.logprobs.tolist())
         objects.append(
             f'{head[:-1]},\n   "context_ids": {context_ids},\n   "sampled_ids": {sampled_ids},\n'
             f'   "logprobs": {logprobs}}}'
         )
-        if len(turns) > 1:
-            wholes.append(np.concatenate([prompt, sampled.ids]))
     return objects
 
 
