@@ -322,6 +322,27 @@ async def test_no_process_outlives_stop_processes_and_files_do(sandbox: Sandbox)
     assert await output(sandbox, "echo 2 > file; cat file; pwd") == f"2\n{sandbox.workdir}"
 
 
+async def test_a_process_whose_first_thread_has_ended_does_not_outlive_stop_processes(
+    sandbox: Sandbox,
+) -> None:
+    """Such a process shows no environment and no program under its own number, and was taken for
+    one that has ended: an agent's could write the answer while it was graded."""
+    if (await sandbox.exec("command -v python3 && command -v flock")).exit_status != 0:
+        pytest.skip("no Python in this sandbox")
+    await sandbox.write_file(
+        "threads.py",
+        "import ctypes, fcntl, platform, threading, time\n"
+        "fcntl.flock(held := open('held', 'w'), fcntl.LOCK_EX)\n"
+        "threading.Thread(target=time.sleep, args=[600]).start()\n"
+        "exit_thread = {'x86_64': 60}.get(platform.machine(), 93)\n"
+        "ctypes.CDLL(None).syscall(exit_thread, 0)\n",
+    )
+    begun = "until grep -q ') Z ' /proc/$!/stat; do sleep 0.01; done"
+    await output(sandbox, f"python3 threads.py >/dev/null 2>&1 & {begun}; ! flock -n held true")
+    await sandbox.stop_processes()
+    await output(sandbox, "flock -w 10 held true")
+
+
 async def test_a_command_that_is_stopped_comes_back_as_killed(sandbox: Sandbox) -> None:
     async def stop() -> None:
         await comes_up(sandbox, "3338")

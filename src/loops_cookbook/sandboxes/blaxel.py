@@ -75,7 +75,8 @@ _READY = (
     'if [ -x /bin/bash ]; then echo bash; else echo sh; fi; echo "$PATH"; '
     "for p in /proc/[0-9]*; do echo ${p#/proc/}; done"
 )
-# A thread of the kernel has no program, and a process that has ended has none any more.
+# A thread of the kernel has no program, and one that has ended has none any more: of a process, the
+# first may have ended while others go on.
 _STOP = """
 spared=" $1 $$ $PPID "
 tries=0
@@ -84,9 +85,12 @@ while [ $tries -lt 100 ]; do
   for p in /proc/[0-9]*; do
     p=${p#/proc/}
     case $spared in *" $p "*) continue;; esac
-    [ -e "/proc/$p/exe" ] || continue
-    left=1
-    kill -9 "$p" 2>/dev/null
+    for program in "/proc/$p/task/"*/exe; do
+      [ -e "$program" ] || continue
+      left=1
+      kill -9 "$p" 2>/dev/null
+      break
+    done
   done
   [ -z "$left" ] && exit 0
   tries=$((tries + 1))

@@ -10,7 +10,8 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
@@ -151,21 +152,34 @@ def _remove_folder(entry: Entry) -> bool:
 
 
 def _whose(pid: int, mark: bytes) -> Whose:
-    """Whose a process is by its environment, which is empty while it executes another program."""
-    try:
-        environment = Path(f"/proc/{pid}/environ").read_bytes()
-        if not environment and not _has_no_environment(pid):
-            return Whose.UNKNOWN
-    except OSError:  # it has ended, or is another user's
-        return Whose.OTHER
-    return Whose.ITS if mark in environment.split(b"\0") else Whose.OTHER
+    """Whose a process is by its environment, which is empty while it executes another program.
+
+    Its threads share it, and each shows it until it has ended, as the first may have before others.
+    """
+    is_unknown = False
+    for thread in _threads(pid):
+        try:
+            if environment := (thread / "environ").read_bytes():
+                return Whose.ITS if mark in environment.split(b"\0") else Whose.OTHER
+            is_unknown |= not _has_no_environment(thread)
+        except OSError:  # it has ended, or is another user's
+            continue
+    return Whose.UNKNOWN if is_unknown else Whose.OTHER
 
 
-def _has_no_environment(pid: int) -> bool:
-    """Whether a process that shows none has none: it has ended, is the kernel's, or was given none.
+def _threads(pid: int) -> Iterator[Path]:
+    """Where the threads of a process are told of: that of the whole process, then each."""
+    process = Path(f"/proc/{pid}")
+    yield process
+    with suppress(OSError):  # it has ended
+        yield from (process / "task").iterdir()
+
+
+def _has_no_environment(thread: Path) -> bool:
+    """Whether a thread that shows none has none: it has ended, is the kernel's, or was given none.
 
     Source: proc_pid_stat(5); fields are counted from the state, the third.
     """
-    fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    fields = (thread / "stat").read_bytes().rpartition(b")")[2].split()
     state, flags, start, end = fields[0], int(fields[6]), int(fields[47]), int(fields[48])
     return state in b"ZX" or bool(flags & _KERNEL_THREAD) or start == end != 0
