@@ -5,6 +5,7 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from traceback import extract_tb
 from typing import TypeVar
 
 import anyio
@@ -301,6 +302,20 @@ class TestSamplesThatFail:
             await bench.draw(2)
         assert isinstance(bench.got[1], MemoryError)
         assert bench.got[2] == [completion(2)]
+
+    async def test_each_that_one_fault_ends_has_an_exception_of_its_own(self) -> None:
+        """All raised one and the same, whose traceback told of every other sample's request: the
+        log of the server said for the hundredth of them a hundred times where it was raised."""
+        bench = Bench(ScriptedEngine(broken=True))
+        async with anyio.create_task_group() as tasks:
+            for prompt in range(8):
+                tasks.start_soon(bench.draw, prompt)
+            await settled()
+            await bench.run(until=8)
+        errors = [error for error in bench.got.values() if isinstance(error, MemoryError)]
+        assert [str(error) for error in errors] == ["none left"] * 8
+        assert len(set(map(id, errors))) == 8
+        assert len({len(extract_tb(error.__traceback__)) for error in errors}) == 1
 
 
 class TestSamplesThatAreLeft:

@@ -31,6 +31,7 @@ from loops_cookbook.local.operations import Operation, Operations
 from loops_cookbook.local.places import Place
 from loops_cookbook.local.requests import LossOutput, Row, Sampled, SampleJob, Weights
 from loops_cookbook.problems import said
+from loops_cookbook.services.gather import another
 
 logger = logging.getLogger(__name__)
 
@@ -219,7 +220,7 @@ class Worker:
         """Samples that the engine has, with the version that they are drawn from, if it has one."""
         self.fault: str | None = None
         """Why nothing is served any more."""
-        self._spoilt: UpdateSpoilt | None = None
+        self._spoilt: str | None = None
         """Why the rest of the present update is not run."""
         self._arrived = anyio.Event()
         self._operated = anyio.Event()
@@ -310,12 +311,12 @@ class Worker:
         operation, self._work = work.operation, work
         try:
             if self._spoilt is not None and operation.name in OF_AN_UPDATE:
-                raise self._spoilt
+                raise UpdateSpoilt(self._spoilt)
             result = await self.off_load(work.run)
         except Exception as error:  # whatever it is, it is the operation's and not the worker's
             self._fail(operation, error)
             if operation.name == "forward_backward" and self._spoilt is None:
-                self._spoilt = UpdateSpoilt(
+                self._spoilt = (
                     f"not run: {operation.name} {operation.id} of this update failed, and the "
                     "gradients before it were dropped; end the update with optim_step, which "
                     "fails too, then send it again from its beginning"
@@ -377,7 +378,7 @@ class Worker:
             logger.warning("sampling failed: %s", error, exc_info=error)
             for ticket, (draw, _) in self._drawing.items():
                 ticket.leave()
-                draw.end(error)
+                draw.end(another(error))
             self._drawing.clear()
             return
         for ticket, outcome in ended:
