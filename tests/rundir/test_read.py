@@ -143,6 +143,7 @@ def test_a_schema_that_is_none_is_told_as_what_it_is(
     [
         ([], "has no run.json: name the folder of a run"),
         (["1/run.json", "2/run.json"], "holds runs and is none: name one of them, such as .*/2$"),
+        (["transcripts/.empty"], "was killed before it did, and nothing of it is there"),
         (["loops.json"], "what `loops export` wrote: name the run that it is from"),
     ],
 )

@@ -140,6 +140,11 @@ def _no_run(root: Path, is_wanted: Callable[[RecordedRun], bool] | None) -> str:
             f"{root} is what `loops export` wrote: name the run that it is from, or the folder as "
             "model.name where it is a whole model"
         )
+    if RunFolder(root).transcripts.is_dir():
+        return (
+            f"{root} has no run.json: its run has not begun, or was killed before it did, and "
+            "nothing of it is there; name the folder of another run"
+        )
     return f"{root} has no run.json: name the folder of a run, which holds one from its start on"
 
 
