@@ -8,15 +8,25 @@ from loops_cookbook.testing import Line, ScriptedSampler
 from loops_cookbook.tokens import SampledTokens, ids_of, logprobs_of
 
 
-def said(*ids: int, version: int | None = 3) -> SampledTokens:
-    return SampledTokens(ids_of(ids), logprobs_of([-0.5] * len(ids)), "stop", version)
+def said(*ids: int, version: int | None = 3, logprob: float = -0.5) -> SampledTokens:
+    return SampledTokens(ids_of(ids), logprobs_of([logprob] * len(ids)), "stop", version)
 
 
 ASKED = Asked(n=1, max_tokens=4, min_policy_version=3, vocabulary=10)
 
 
 @pytest.mark.parametrize(
-    "answer", [said(), said(0, 9), said(1, 2, 3, 4), said(1, version=4), said(1, version=None)]
+    "answer",
+    [
+        said(),
+        said(0, 9),
+        said(1, 2, 3, 4),
+        said(1, version=4),
+        said(1, version=None),
+        said(1, logprob=0.0),
+        said(1, logprob=1e-3),
+        said(1, logprob=-500.0),
+    ],
 )
 def test_what_may_have_been_sampled_passes(answer: SampledTokens) -> None:
     assert what_is_wrong((answer,), ASKED) is None
@@ -31,10 +41,13 @@ def test_what_may_have_been_sampled_passes(answer: SampledTokens) -> None:
         ((said(1, 2, 3, 4, 5),), "5 tokens where 4 were the limit"),
         ((said(1, version=2),), "policy version 2 where 3 was the oldest"),
         ((said(1, 10),), "the token id 10, which is not in the vocabulary of 10"),
+        ((said(1, logprob=0.5),), "the logprob 0.5, and none is above 0"),
+        ((said(1, logprob=-9999.0),), "the logprob -9999, which is that of a token that is never"),
         ((said(1, -1),), "the token id -1, which is not in the vocabulary of 10"),
     ],
 )
 def test_what_cannot_have_been_sampled_is_told(answer: tuple[object, ...], why: str) -> None:
+    """Logprobs were held to be finite alone: one above 0 was trained on."""
     told = what_is_wrong(answer, ASKED)
     assert told is not None
     assert why in told

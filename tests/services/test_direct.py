@@ -114,11 +114,12 @@ class TestSampler:
         [
             FakeSampler(version="3"),
             FakeSampler(version="latest"),
+            FakeSampler(version="9" * 5000),
             FakeSampler(choices=1),
             FakeSampler(choices=0),
             FakeSampler(logprob=None),
         ],
-        ids=["too old", "no number", "too few", "none", "no logprob"],
+        ids=["too old", "no number", "no such number", "too few", "none", "no logprob"],
     )
     async def test_an_answer_that_is_not_what_was_asked_for_is_refused(
         self, server: FakeSampler

@@ -331,12 +331,18 @@ class TestAnswers:
             Reply({"tokens": [1, 2], "token_logprobs": [-1.0]}),
             Reply({"tokens": [1], "token_logprobs": [None]}),
             Reply({"tokens": [2**40], "token_logprobs": [-1.0]}),
+            Reply({"tokens": [True], "token_logprobs": [-1.0]}),
+            Reply({"tokens": [7.0], "token_logprobs": [-1.0]}),
+            Reply({"tokens": ["token_id:" + "9" * 5000], "token_logprobs": [-1.0]}),
+            Reply({"tokens": ["token_id:\u0663"], "token_logprobs": [-1.0]}),
+            Reply({"tokens": [1], "token_logprobs": [-1e300]}),
             Reply({"tokens": [1]}),
             Reply(None),
             Reply(finish_reason="abort"),
         ],
     )
     def test_an_answer_that_breaks_the_protocol_is_refused(self, reply: Reply) -> None:
+        """`true` was taken for the token 1, and an id of thousands of digits for a bug of ours."""
         with pytest.raises(WireError, match="choices"):
             sampled(reply.parsed(), None)
 

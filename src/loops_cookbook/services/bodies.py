@@ -5,7 +5,7 @@ Requests are read strictly (a string is no number), answers leniently. Numbers o
 finite. A body that breaks these rules is a `WireError` that names the key.
 """
 
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 from pydantic_core import from_json
@@ -149,6 +149,10 @@ class Sample(Request):
     lora: str | None = None
 
 
+TokenId: TypeAlias = Annotated[int, Field(strict=True)]
+"""Also in an answer: what is trained on is not guessed from a true, a 7.0 or a "7"."""
+
+
 class Answer(BaseModel):
     """A body that a server answers with."""
 
@@ -225,7 +229,7 @@ class LoadStateResult(Answer):
 class ChoiceLogprobs(Answer):
     """Tokens as `token_id:<id>` (or ids) and their logprobs, position by position."""
 
-    tokens: list[int | str] = []
+    tokens: list[TokenId | str] = []
     token_logprobs: list[FiniteFloat]
 
 
@@ -243,7 +247,7 @@ class Choice(Answer):
     text: str | None = None
     finish_reason: Literal["stop", "length"] | None = None
     logprobs: ChoiceLogprobs
-    token_ids: list[int] | None = None
+    token_ids: list[TokenId] | None = None
     prompt_token_ids: list[int] | None = None
     prompt_logprobs: list[dict[int, TokenLogprob] | None] | None = None
     """For each token of the prompt, itself first and then the likeliest; null for the first."""

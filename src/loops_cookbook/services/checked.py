@@ -12,6 +12,11 @@ from loops_cookbook.errors import ServiceRefused
 from loops_cookbook.services.base import SampleParams, Sampler
 from loops_cookbook.tokens import Ids, SampledTokens
 
+_ROUNDING = 0.01
+"""By how much the logprob of a token that is all but certain may be above 0, in half precision."""
+_NEVER = -9999.0
+"""What servers say in the place of minus infinity, which JSON lacks (vLLM's OpenAI API, say)."""
+
 
 class Asked(NamedTuple):
     """What an answer must keep to."""
@@ -87,7 +92,13 @@ def _wrong_with(completion: object, asked: Asked) -> str | None:
         )
     if len(ids) == 0:
         return None
-    listed = ids.tolist()  # numpy takes thrice as long to look at a short reply
+    # As lists: numpy takes thrice as long to look at a short reply.
+    logprobs, listed = completion.logprobs.tolist(), ids.tolist()
+    least, most = min(logprobs), max(logprobs)
+    if most > _ROUNDING:
+        return f"the logprob {most:g}, and none is above 0"
+    if least <= _NEVER:
+        return f"the logprob {least:g}, which is that of a token that is never sampled"
     low, high = min(listed), max(listed)
     if low < 0 or (asked.vocabulary is not None and high >= asked.vocabulary):
         size = "" if asked.vocabulary is None else f" of {asked.vocabulary}"

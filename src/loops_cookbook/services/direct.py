@@ -16,7 +16,7 @@ from loops_cookbook.services.samples import (
     sample_headers,
 )
 from loops_cookbook.services.transport import Transport
-from loops_cookbook.services.wire import POLICY_VERSION
+from loops_cookbook.services.wire import POLICY_VERSION, whole
 from loops_cookbook.tokens import Ids, SampledTokens
 
 
@@ -68,8 +68,9 @@ class HttpSampler:
 def _version(told: str | None, floor: int) -> int | None:
     if told is None:
         return None
-    if not told.isdecimal():
-        raise WireError(f"{POLICY_VERSION}: {told!r} is no version")
-    if int(told) < floor:
-        raise WireError(f"{POLICY_VERSION}: {told}, where at least {floor} was asked for")
-    return int(told)
+    version = whole(told)
+    if version is None:
+        raise WireError(f"{POLICY_VERSION}: {told[:50]!r} is no version")
+    if version < floor:
+        raise WireError(f"{POLICY_VERSION}: {version}, where at least {floor} was asked for")
+    return version

@@ -35,6 +35,9 @@ POLICY_VERSION = "x-trainers-policy-version"
 """Answer header of a sample: the version that it was drawn from."""
 TOKEN_ID = "token_id:"
 """Prefix of an id in a sample's `logprobs.tokens`."""
+_MOST_DIGITS = 18
+_SHOWN = 50
+"""Characters of what is no number."""
 
 
 class Scored(Protocol):
@@ -184,7 +187,8 @@ def output_logprobs(result: ForwardBackwardResult) -> tuple[Logprobs, ...]:
         if "logprobs" not in output:
             raise WireError(f"{where}: missing")
         told = output["logprobs"]
-        made.append(logprobs_of(numbers(told.data, told.shape, where).astype(np.float32)))
+        with np.errstate(over="ignore"):
+            made.append(logprobs_of(numbers(told.data, told.shape, where).astype(np.float32)))
     return tuple(made)
 
 
@@ -202,7 +206,9 @@ def sampled(answer: Samples, policy_version: int | None) -> tuple[SampledTokens,
             raise WireError(f"choices.{i}: {len(ids)} tokens and {len(logprobs)} logprobs")
         stop = completion.finish_reason or "length"
         try:
-            made.append(SampledTokens(ids_of(ids), logprobs_of(logprobs), stop, policy_version))
+            with np.errstate(over="ignore"):  # what is too large for a float32 is infinite, a fault
+                told = logprobs_of(logprobs)
+            made.append(SampledTokens(ids_of(ids), told, stop, policy_version))
         except (ValueError, OverflowError) as error:
             raise WireError(f"choices.{i}: {error}") from error
     return tuple(made)
@@ -274,6 +280,12 @@ def _score(score: Scored) -> dict[str, object]:
     return {"logprob": score.logprob, "rank": score.rank}
 
 
+def whole(text: str) -> int | None:
+    """The number that a text is, in digits alone; None where it is none, or none that is used."""
+    is_number = text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS
+    return int(text) if is_number else None
+
+
 def numbers(data: Sequence[object], shape: Sequence[int], where: str) -> npt.NDArray[np.number]:
     """A tensor's data in its shape, NaN for null.
 
@@ -308,7 +320,7 @@ def _tensor(values: npt.NDArray[np.number], dtype: str) -> dict[str, object]:
 def _token_id(token: int | str, place: int) -> int:
     if isinstance(token, int):
         return token
-    digits = token.removeprefix(TOKEN_ID)
-    if digits == token or not digits.isdecimal():
-        raise WireError(f"choices.{place}.logprobs.tokens: {token!r} is no token id")
-    return int(digits)
+    number = whole(token.removeprefix(TOKEN_ID)) if token.startswith(TOKEN_ID) else None
+    if number is None:
+        raise WireError(f"choices.{place}.logprobs.tokens: {token[:_SHOWN]!r} is no token id")
+    return number
