@@ -13,6 +13,7 @@ from trio.testing import MockClock
 
 from loops_cookbook.errors import ServiceRefused, ServiceUnavailable
 from loops_cookbook.messages import ToolCall
+from loops_cookbook.services.answers import Accept, Answer, GiveUp, TryAgain, decide
 from loops_cookbook.services.base import ChatAnswer, ChatRequest
 from loops_cookbook.services.chat import (
     ChatFormatError,
@@ -21,14 +22,7 @@ from loops_cookbook.services.chat import (
     body_of,
     open_chat,
 )
-from loops_cookbook.services.transport import (
-    Accept,
-    Answer,
-    GiveUp,
-    Patience,
-    TryAgain,
-    decide,
-)
+from loops_cookbook.services.transport import Patience
 
 KEY = "sk-0123456789-abcdefghij"
 ASK = ChatRequest(({"role": "user", "content": "good?"},))
@@ -156,9 +150,12 @@ def test_tool_calls_are_read_and_those_that_cannot_be_are_told() -> None:
         (b'{"choices": [{"message": null}]}', "no choices"),
         (b'{"choices": [{"message": {"content": 3}}]}', "content must be"),
         (b'{"choices": [{"message": {"content": ""}, "finish_reason": "content_filter"}]}', "filt"),
+        (b'{"choices": [{"message": {"content": "1"}, "finish_reason": "error"}]}', "broke"),
+        (b'{"choices": [{"message": {"content": "1"}, "finish_reason": "abort"}]}', "broke"),
     ],
 )
 def test_what_is_no_completion_is_no_verdict(body: bytes, words: str) -> None:
+    """One that the service broke off was taken for all that the judge had to say."""
     with pytest.raises(ChatFormatError, match=words):
         answer_of(body)
 
@@ -192,6 +189,7 @@ DATE = datetime(2026, 1, 1, 12, 0, tzinfo=UTC)
         ({"retry-after": "0"}, 1.0),
         ({"retry-after": "-3"}, 1.0),
         ({"retry-after": "inf"}, 1.0),
+        ({"retry-after": f"Mon, 01 Jan {'9' * 20} 00:00:00 GMT"}, 1.0),  # was an OverflowError
         ({"retry-after": format_datetime(DATE, usegmt=True)}, 1.0),
         ({}, 1.0),
     ],

@@ -130,6 +130,24 @@ class TestSampler:
                     ids_of([1]), SampleParams(max_tokens=1), n=2, min_policy_version=4
                 )
 
+    @pytest.mark.parametrize(
+        ("body", "quoted"),
+        [
+            (b"<html>\n<h1>Sign in</h1></html>", "<html> <h1>Sign in</h1></html>"),
+            (b'{"error": {"message": "overloaded"}}', "overloaded"),
+            (b"", "no detail"),
+        ],
+    )
+    async def test_what_is_no_answer_is_quoted(self, body: bytes, quoted: str) -> None:
+        """Of a page that asks to sign in, only the column was told at which it is not JSON."""
+        network = httpx.MockTransport(lambda _: httpx.Response(200, content=body))
+        async with open_transport("http://sampler", network=network) as transport:
+            with pytest.raises(ServiceRefused) as caught:
+                await HttpSampler(transport, run_id=None).sample(
+                    ids_of([1]), SampleParams(max_tokens=1)
+                )
+        assert f" with {quoted!r}: see that a Loops server is there" in str(caught.value)
+
     async def test_a_sampler_that_never_gets_ready_is_unavailable(self) -> None:
         server = FakeSampler(before=[httpx.Response(404)] * 100)
         async with sampling(server) as sampler:

@@ -1,28 +1,21 @@
 """A call is retried while that can help, under one key, and ends in an answer or an error."""
 
 import socket
-from collections.abc import Generator
+from collections.abc import AsyncIterator, Generator
 from contextlib import contextmanager
 
 import anyio
 import anyio.abc
 import httpx
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from trio.testing import MockClock
 
 from loops_cookbook.errors import EngineDied, ServiceRefused, ServiceUnavailable
 from loops_cookbook.services.transport import (
     TIMEOUTS,
-    Accept,
     Answer,
-    GiveUp,
     Kind,
     Patience,
-    TryAgain,
-    decide,
-    detail,
     open_transport,
 )
 
@@ -66,138 +59,6 @@ def test_no_clock_of_the_client_cuts_a_sample_that_is_under_way() -> None:
     """A call that was silent for ten minutes was cut by its client, and sent again."""
     timeout = TIMEOUTS["sample"]
     assert (timeout.read, timeout.write) == (None, None)
-
-
-class TestDecide:
-    @pytest.mark.parametrize(
-        ("kind", "statuses"),
-        [
-            ("submit", {400, 404, 408, 502}),
-            ("poll", {502}),
-            ("sample", {400, 404, 408, 502, 503}),
-        ],
-    )
-    def test_the_statuses_of_the_protocol_are_retried_and_no_others(
-        self, kind: Kind, statuses: set[int]
-    ) -> None:
-        every = range(300, 600)
-        retried = {s for s in every if isinstance(decide(kind, Answer(s), 1), TryAgain)}
-        assert retried == statuses
-
-    @pytest.mark.parametrize(
-        ("kind", "status", "is_accepted"),
-        [
-            ("submit", 200, True),
-            ("submit", 202, True),
-            ("poll", 200, True),
-            ("poll", 202, True),
-            ("poll", 408, True),
-            ("sample", 200, True),
-            ("sample", 202, False),
-        ],
-    )
-    def test_what_counts_as_an_answer(self, kind: Kind, status: int, is_accepted: bool) -> None:
-        assert isinstance(decide(kind, Answer(status), 1), Accept) == is_accepted
-
-    @pytest.mark.parametrize("kind", ["submit", "poll", "sample"])
-    @pytest.mark.parametrize(
-        ("status", "error"),
-        [
-            (422, ServiceRefused),
-            (401, ServiceRefused),
-            (410, ServiceRefused),
-            (301, ServiceRefused),
-            (429, ServiceUnavailable),
-            (500, ServiceUnavailable),
-            (504, ServiceUnavailable),
-        ],
-    )
-    def test_other_statuses_end_the_call(
-        self, kind: Kind, status: int, error: type[Exception]
-    ) -> None:
-        decision = decide(kind, Answer(status), 1)
-        assert isinstance(decision, GiveUp)
-        assert decision.error is error
-
-    def test_a_trainer_that_shuts_down_is_not_asked_again(self) -> None:
-        assert decide("submit", Answer(503), 1) == GiveUp(ServiceUnavailable)
-        assert decide("poll", Answer(503), 1) == GiveUp(ServiceUnavailable)
-
-    @pytest.mark.parametrize(
-        "answer",
-        [
-            Answer(400, {"x-baseten-error-source": "06"}),
-            Answer(404, {"x-baseten-error-source": "06"}),
-            Answer(408, {"x-baseten-error-source": "01", "x-baseten-error-code": "631"}),
-            Answer(400, {}, b'{"type":"BadRequestError"}'),
-            Answer(400, {}, BAD_REQUEST),
-        ],
-    )
-    def test_an_answer_that_says_it_is_final_is_not_retried(self, answer: Answer) -> None:
-        assert isinstance(decide("submit", answer, 1), GiveUp)
-
-    @pytest.mark.parametrize(
-        "answer",
-        [
-            Answer(404, {}, b'{"type":"BadRequestError"}'),
-            Answer(400, {}, b'{"error":"BadRequestError"}'),
-            Answer(400, {"x-baseten-error-source": "01", "x-baseten-error-code": "1"}),
-            Answer(502, {"x-baseten-error-source": "06"}),
-            Answer(400, {}, b"["),
-        ],
-    )
-    def test_an_answer_that_only_resembles_a_final_one_is_retried(self, answer: Answer) -> None:
-        assert isinstance(decide("submit", answer, 1), TryAgain)
-
-    @pytest.mark.parametrize(
-        ("failure", "submit", "poll"),
-        [
-            (httpx.ConnectError, True, True),
-            (httpx.ConnectTimeout, True, True),
-            (httpx.ReadError, True, True),
-            (httpx.RemoteProtocolError, True, True),
-            (httpx.ReadTimeout, False, True),
-            (httpx.WriteTimeout, False, False),
-            (httpx.PoolTimeout, False, False),
-        ],
-    )
-    def test_broken_connections_are_retried_where_the_protocol_says(
-        self, failure: type[httpx.RequestError], submit: bool, poll: bool
-    ) -> None:
-        broken = failure("")
-        assert isinstance(decide("submit", broken, 1), TryAgain) == submit
-        assert isinstance(decide("sample", broken, 1), TryAgain) == submit
-        assert isinstance(decide("poll", broken, 1), TryAgain) == poll
-
-    @settings(deadline=None)
-    @given(st.integers(1, 10**6), st.floats(0, 1, exclude_max=True))
-    def test_pauses_grow_to_thirty_seconds(self, attempt: int, chance: float) -> None:
-        decision = decide("submit", Answer(502), attempt, chance)
-        assert isinstance(decision, TryAgain)
-        least = min(2.0 ** min(attempt - 1, 5), 30.0)
-        assert least <= decision.pause <= min(least + 5.0, 30.0)
-
-    def test_a_poll_that_finds_no_server_pauses_two_seconds(self) -> None:
-        assert decide("poll", httpx.ReadError(""), 9, 0.9) == TryAgain(2.0)
-
-
-class TestDetail:
-    @pytest.mark.parametrize(
-        ("body", "told"),
-        [
-            (b'{"detail":"a","error":"b"}', "a"),
-            (b'{"detail":["a"],"error":"","message":"c"}', "c"),
-            (b'{"other":1}', '{"other":1}'),
-            (b"plain\n text", "plain text"),
-            (b"", "no detail"),
-            (b"\xff", "\N{REPLACEMENT CHARACTER}"),
-        ],
-    )
-    def test_the_server_is_quoted_in_one_line(self, body: bytes, told: str) -> None:
-        assert detail(Answer(500, {}, body)) == told
-
-    def test_an_error_in_openai_form_is_read(self) -> None:
-        assert detail(Answer(400, {}, b'{"error":{"type":"t","message":"a"}}')) == "a"
 
 
 @pytest.mark.anyio
@@ -284,6 +145,55 @@ class TestCall:
         assert anyio.current_time() == 5.0
 
 
+class Endless(httpx.AsyncByteStream):
+    """A body without an end: a part at a time, with a pause before each."""
+
+    def __init__(self, part: bytes, pause: float = 0.0) -> None:
+        self._part = part
+        self._pause = pause
+        self.given = 0
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        while True:
+            await anyio.sleep(self._pause)
+            self.given += len(self._part)
+            yield self._part
+
+
+@pytest.mark.anyio
+class TestAnswersWithoutAnEnd:
+    async def asked(self, kind: Kind, body: Endless, patience: Patience) -> None:
+        network = httpx.MockTransport(lambda _: httpx.Response(200, stream=body))
+        async with open_transport(SERVER, network=network, patience=patience) as transport:
+            await transport.call(kind, "GET", "/")
+
+    async def test_no_more_is_read_than_any_answer_has(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """All that came was kept, up to the last of this machine's memory."""
+        monkeypatch.setattr("loops_cookbook.services.network.MAX_BODY_BYTES", 1 << 20)
+        body = Endless(b"0" * 65_536)
+        with pytest.raises(
+            ServiceUnavailable, match=r"cannot be read \(its body has more than 1 M"
+        ):
+            await self.asked("sample", body, steady())
+        assert body.given == (1 << 20) + 65_536
+
+    @pytest.mark.parametrize(("kind", "seconds"), [("probe", 100.0), ("poll", 350.0)])
+    async def test_one_that_comes_byte_by_byte_is_not_waited_for_for_ever(
+        self, kind: Kind, seconds: float
+    ) -> None:
+        """A byte now and then was enough to hold a start, and an update, until they were killed."""
+        began = anyio.current_time()
+        with pytest.raises(ServiceUnavailable, match=f"in full took more than {seconds:g} s"):
+            await self.asked(kind, Endless(b"0", pause=9.0), steady(seconds=0.0))
+        assert anyio.current_time() - began == pytest.approx(seconds)
+
+    async def test_a_sample_is_under_its_callers_clock_alone(self) -> None:
+        with pytest.raises(TimeoutError), anyio.fail_after(10_000):
+            await self.asked("sample", Endless(b"0", pause=9.0), steady(seconds=0.0))
+
+
 @contextmanager
 def closed_port() -> Generator[int]:
     """A port that refuses connections for the length of the block."""
@@ -364,12 +274,17 @@ class TestSockets:
             b"",
             b"SSH-2.0-OpenSSH\r\n",
             b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nshort",
-            b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 4\r\n\r\nplay",
         ],
     )
     async def test_a_garbled_answer_is_a_service_that_is_not_there(self, garbage: bytes) -> None:
         with pytest.raises(ServiceUnavailable, match="got no answer"):
             await self._asked(garbage)
+
+    async def test_a_body_that_is_packed_otherwise_than_it_says_is_told_as_that(self) -> None:
+        """It was told that there was no answer."""
+        packed = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 4\r\n\r\nplay"
+        with pytest.raises(ServiceUnavailable, match=r"answered what cannot be read \(Error -3"):
+            await self._asked(packed)
 
     async def test_three_hundred_calls_at_once_have_a_connection_each(self) -> None:
         waiting = 0

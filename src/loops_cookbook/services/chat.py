@@ -23,14 +23,10 @@ import httpx
 from loops_cookbook.clock import room_in
 from loops_cookbook.errors import ServiceError, ServiceRefused
 from loops_cookbook.messages import MalformedToolCall, ToolCall, text_of, well_formed
+from loops_cookbook.services.answers import Answer, detail
 from loops_cookbook.services.base import ChatAnswer, ChatRequest
 from loops_cookbook.services.network import sockets
-from loops_cookbook.services.transport import (
-    Answer,
-    Patience,
-    Transport,
-    detail,
-)
+from loops_cookbook.services.transport import Patience, Transport
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +43,16 @@ _FINISHES: Mapping[str, Literal["stop", "length", "tool_calls"]] = {
     "tool_calls": "tool_calls",
     "function_call": "tool_calls",
 }
+_BROKEN_OFF: Mapping[str, str] = {
+    "content_filter": "the service's content filter ended the reply",
+    "sensitive": "the service's content filter ended the reply",
+    "error": "the service broke the reply off",
+    "abort": "the service broke the reply off",
+    "network_error": "the service broke the reply off",
+    "insufficient_system_resource": "the service broke the reply off, for want of resources",
+}
+"""Why a reply is not all that a model would have said, in the words of services (OpenRouter, vLLM,
+SGLang, DeepSeek, Zhipu): half a verdict may read as another one."""
 
 
 class ChatFormatError(ValueError):
@@ -111,10 +117,10 @@ def answer_of(body: bytes) -> ChatAnswer:
     message = choice.get("message")
     if not isinstance(message, dict):
         raise ChatFormatError("there is no choices[0].message")
-    finish = choice.get("finish_reason") or "stop"
-    if finish == "content_filter":
-        raise ChatFormatError("the service's content filter ended the reply")
-    return _said(cast(Object, message), _FINISHES.get(str(finish), "stop"))
+    finish = str(choice.get("finish_reason") or "stop")
+    if (broken := _BROKEN_OFF.get(finish)) is not None:
+        raise ChatFormatError(f"{broken} (finish_reason {finish!r})")
+    return _said(cast(Object, message), _FINISHES.get(finish, "stop"))
 
 
 def _said(message: Object, finish: Literal["stop", "length", "tool_calls"]) -> ChatAnswer:

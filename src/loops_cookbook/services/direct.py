@@ -59,7 +59,7 @@ class HttpSampler:
         body = sample_body(prompt_ids, params, n)
         told = sample_headers(headers, affinity_key)
         answer = await self._transport.call("sample", "POST", PATH, body=body, headers=told)
-        with understood(self._transport, f"POST {PATH}"):
+        with understood(self._transport, f"POST {PATH}", answer):
             version = _version(answer.headers.get(POLICY_VERSION), min_policy_version)
             version = 0 if path is not None and min_policy_version == 0 else version
             return completions(read(answer.body, Samples), version, n)

@@ -5,6 +5,9 @@ never for this machine itself.
 """
 
 import ipaddress
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import cast
 from urllib.request import getproxies, proxy_bypass
 
 import httpx
@@ -12,6 +15,8 @@ import httpx
 MAX_CONNECTIONS = 0
 """No limit: how many calls there are at once is for `[concurrency]` and the agents to say, and a
 pool that is narrower makes them wait unseen. (None would be aiohttp's own limit, 100.)"""
+MAX_BODY_BYTES = 1 << 28
+"""Of an answer: ten times the largest that there is, a trainer's logprobs of a whole request."""
 KEEP_ALIVE_SECONDS = 60.0
 """Idle connections are closed sooner than servers close them (our own: 120 s), so that no call
 leaves on one that is just being closed."""
@@ -31,6 +36,37 @@ def sockets(base_url: str) -> httpx.AsyncBaseTransport:
         verify=not stays_here or url.scheme == "https",
         proxy=None if stays_here else _proxy(url),
     )
+
+
+async def body_of(response: httpx.Response) -> bytes:
+    """The body of an answer, and not the whole memory of this machine where it has no end.
+
+    Raises:
+        httpx.RequestError: the connection broke, or the body is none that can be read.
+    """
+    assert isinstance(response.stream, httpx.AsyncByteStream), "an asynchronous network gave it"
+    response.stream = _Bounded(response.stream)
+    return await response.aread()
+
+
+class _Bounded(httpx.AsyncByteStream):
+    """What comes over a connection, up to the most that any answer has."""
+
+    def __init__(self, stream: httpx.AsyncByteStream) -> None:
+        self._stream = stream
+
+    async def __aiter__(self) -> AsyncGenerator[bytes]:
+        room = MAX_BODY_BYTES
+        # Of a network's streams it is a generator, which does not end by itself where it is left.
+        async with aclosing(cast(AsyncGenerator[bytes], aiter(self._stream))) as parts:
+            async for part in parts:
+                room -= len(part)
+                if room < 0:
+                    raise httpx.DecodingError(f"its body has more than {MAX_BODY_BYTES >> 20} MiB")
+                yield part
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
 
 
 def _proxy(url: httpx.URL) -> httpx.Proxy | None:

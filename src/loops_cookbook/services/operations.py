@@ -14,12 +14,16 @@ import anyio
 from pydantic import BaseModel
 
 from loops_cookbook.errors import ServiceRefused
+from loops_cookbook.services.answers import Answer, detail
 from loops_cookbook.services.bodies import Accepted, Poll, WireError, checked, read
 from loops_cookbook.services.transport import Transport
 
 PENDING_SECONDS = 1.0
 """A server holds a poll until there is a result, or for some 30 s. One that says sooner that there
 is none is asked again after this time and not at once."""
+
+_QUOTED = 200
+"""Characters of what is not as the protocol has it."""
 
 ResultT = TypeVar("ResultT", bound=BaseModel)
 
@@ -62,7 +66,7 @@ async def accepted(
         ServiceUnavailable: the server is gone.
     """
     answer = await transport.call(kind, "POST", path, body=body, headers=headers)
-    with understood(transport, f"POST {path}"):
+    with understood(transport, f"POST {path}", answer):
         return read(answer.body, Accepted).operation_id
 
 
@@ -82,7 +86,7 @@ async def result_of(
     while True:
         asked = anyio.current_time()
         answer = await transport.call(kind, "GET", operation.path, headers=headers)
-        with understood(transport, f"the result of {operation.name}"):
+        with understood(transport, f"the result of {operation.name}", answer):
             poll = Poll() if answer.status == 408 else read(answer.body, Poll)
             if poll.status == "done":
                 return checked(poll.result, model)
@@ -95,12 +99,20 @@ async def result_of(
 
 
 @contextmanager
-def understood(transport: Transport, what: str) -> Generator[None]:
-    """Turn a body that breaks the protocol into the caller's error."""
+def understood(transport: Transport, what: str, answer: Answer | None = None) -> Generator[None]:
+    """Turn a body that breaks the protocol into the caller's error.
+
+    Args:
+        transport: to the server that the body came from.
+        what: it is, for people.
+        answer: what came, to be quoted: it may not be of such a server at all.
+    """
     try:
         yield
     except WireError as error:
+        quoted = "" if answer is None else transport.without_key(detail(answer))[:_QUOTED]
         raise ServiceRefused(
-            f"{transport.base_url}: {what} breaks the Loops protocol ({error}): see that the "
-            "service and this package are of versions that fit"
+            f"{transport.base_url}: {what} breaks the Loops protocol ({error})"
+            f"{quoted and f' with {quoted!r}'}: see that a Loops server is there, and that it and "
+            "this package are of versions that fit"
         ) from error

@@ -18,17 +18,12 @@ import anyio
 import httpx
 
 from loops_cookbook.errors import ServiceRefused, ServiceUnavailable
+from loops_cookbook.services.answers import detail, object_of
 from loops_cookbook.services.base import Held, Left, Sampler, Trainer
 from loops_cookbook.services.direct import HttpSampler
 from loops_cookbook.services.gather import GatheringSampler, loop_settled
 from loops_cookbook.services.http import HttpCheckpointer, HttpTrainer
-from loops_cookbook.services.transport import (
-    Patience,
-    Transport,
-    detail,
-    object_of,
-    open_transport,
-)
+from loops_cookbook.services.transport import Patience, Transport, open_transport
 
 logger = logging.getLogger(__name__)
 

@@ -18,6 +18,7 @@ import httpx
 from pydantic_core import to_json
 
 from loops_cookbook.errors import MissingExtra, ModelError, ServiceError
+from loops_cookbook.services.answers import object_of
 from loops_cookbook.services.base import Sampler, Trainer
 from loops_cookbook.services.extras import namesake
 from loops_cookbook.services.gather import GatheringSampler, loop_settled
@@ -26,7 +27,7 @@ from loops_cookbook.services.remote import answering
 from loops_cookbook.services.tinker_policy import TinkerSampler, TinkerTrainer
 from loops_cookbook.services.tinker_sdk import Sdk, ServiceClient, TrainingClient
 from loops_cookbook.services.tinker_server import HEALTH, TinkerServer
-from loops_cookbook.services.transport import Transport, object_of
+from loops_cookbook.services.transport import Transport
 
 logger = logging.getLogger(__name__)
 

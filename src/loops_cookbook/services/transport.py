@@ -1,44 +1,33 @@
 """One HTTP call: sent, retried while that can help, and at last an `Answer` or an error.
 
-`decide` is the rule, pure: from a call's kind and what came of one try it says accept, try again
-after so long, or give up and with which error. `Transport.call` does what it says. The same
-headers and body leave on every try, so an idempotency key is kept. A call tries for at most
+`answers.decide` says what is to be done about what came of a try, and `Transport.call` does it. The
+same headers and body leave on every try, so an idempotency key is kept. A call tries for at most
 `Patience.seconds`; how long a caller waits in all is the caller's own cancel scope. The API key
 stands in the transport's headers and nowhere else: it is in no error, log line or repr.
 
 A request is handed to httpx's transport and not to its client: a third of a call would go into
 cookies, redirects and authentication, of which services use none.
 
-What is retried is the protocol's own list: servers that are still starting answer 400 or 404. A
-chat API has another one, and its own word on when to come back; a call of it also ends where the
-next try would begin after its caller's clock, so that the clock does not hide what went wrong.
+A call of a chat API also ends where the next try would begin after its caller's clock, so that the
+clock does not hide what went wrong.
 """
 
-import json
 import math
 import random
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
-from dataclasses import dataclass, field
-from email.utils import parsedate_to_datetime
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import version
-from typing import Literal, TypeAlias, cast
 
 import anyio
 import httpx
 
 from loops_cookbook.clock import cuts_at
-from loops_cookbook.errors import ServiceError, ServiceRefused, ServiceUnavailable
+from loops_cookbook.errors import ServiceUnavailable
 from loops_cookbook.problems import one_line
-from loops_cookbook.services.network import sockets
-
-Kind: TypeAlias = Literal["submit", "poll", "sample", "queue", "result", "control", "probe", "chat"]
-"""`submit`: a trainer's operation, or a plain GET. `poll`: a wait for one's result, where 408
-says not yet. `sample`: a direct sample, which may take as long as it takes. `queue`: a sample that
-waits its turn, and `result` the wait for it. `control`: the control plane, asked once, since what
-it makes must not be made twice. `probe`: whether a server is there; any answer will do. `chat`: a
-completion of an OpenAI-compatible API, which may take as long as it takes too."""
+from loops_cookbook.services.answers import Accept, Answer, GiveUp, Kind, decide, detail
+from loops_cookbook.services.network import body_of, sockets
 
 KEY_SCHEME = "Api-Key "
 KEY_HEADERS = ("authorization", "x-api-key")
@@ -53,45 +42,10 @@ TIMEOUTS: Mapping[Kind, httpx.Timeout] = {
     "probe": httpx.Timeout(10.0),
     "chat": httpx.Timeout(None, connect=10.0),
 }
-POLL_PAUSE_SECONDS = 2.0
-"""Between tries of a poll that found no server."""
+_SLOWEST = 10
+"""By so much may a whole answer take longer than its next byte."""
 _HEADERS = {"Accept": "*/*", "Accept-Encoding": "gzip, deflate"}
-MAX_PAUSE_SECONDS = 30.0
-MAX_RETRY_AFTER_SECONDS = 60.0
 MAX_DETAIL_CHARACTERS = 500
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What a server answered."""
-
-    status: int
-    headers: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Looked up by names in lower case."""
-    body: bytes = b""
-
-
-@dataclass(frozen=True, slots=True)
-class Accept:
-    """The answer is the call's result."""
-
-
-@dataclass(frozen=True, slots=True)
-class TryAgain:
-    """Send the same request again after a pause."""
-
-    pause: float
-    """Seconds."""
-
-
-@dataclass(frozen=True, slots=True)
-class GiveUp:
-    """End the call with this error."""
-
-    error: type[ServiceError]
-
-
-Decision: TypeAlias = Accept | TryAgain | GiveUp
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,129 +56,6 @@ class Patience:
     sleep: Callable[[float], Awaitable[None]] = anyio.sleep
     chance: Callable[[], float] = random.random
     """A number in [0, 1) that spreads the retries of many callers."""
-
-
-def decide(
-    kind: Kind, outcome: Answer | httpx.RequestError, tries: int, chance: float = 0.0
-) -> Decision:
-    """What to do about one try's outcome.
-
-    Args:
-        kind: what sort of call it is.
-        outcome: the server's answer, or how the connection failed.
-        tries: how many there were, this one included.
-        chance: in [0, 1), spreads the pause over 5 s.
-    """
-    backoff = min(2.0 ** min(tries - 1, 5) + 5.0 * chance, MAX_PAUSE_SECONDS)
-    pause = POLL_PAUSE_SECONDS if kind in _POLLS else backoff
-    if kind == "chat" and isinstance(outcome, Answer):
-        advised = _advised_pause(outcome.headers)
-        pause = backoff if advised is None else advised + chance
-    if not isinstance(outcome, Answer):
-        return TryAgain(pause) if _is_passing(kind, outcome) else GiveUp(ServiceUnavailable)
-    if _is_taken(kind, outcome.status):
-        return Accept()
-    if kind in _QUEUED and outcome.status == 503:
-        advised = _retry_after(outcome)
-        return GiveUp(ServiceUnavailable) if advised is None else TryAgain(advised)
-    if outcome.status in _RETRIED[kind] and (kind == "chat" or not _is_permanent(outcome)):
-        return TryAgain(pause)
-    return GiveUp(ServiceUnavailable if outcome.status in _PASSING else ServiceRefused)
-
-
-_POLLS = frozenset({"poll", "result"})
-_QUEUED = frozenset({"queue", "result"})
-_EXACTLY: Mapping[str, int] = {"sample": 200, "queue": 202}
-"""The one status that says yes, for kinds where another success means another protocol."""
-_RETRIED: Mapping[Kind, frozenset[int]] = {
-    "submit": frozenset({400, 404, 408, 502}),
-    "poll": frozenset({502}),
-    "sample": frozenset({400, 404, 408, 502, 503}),
-    "queue": frozenset({408, 502, 504}),
-    "result": frozenset({502, 504}),
-    "control": frozenset(),
-    "probe": frozenset(),
-    "chat": frozenset({408, 409, 429, *range(500, 600)}),
-}
-_PASSING = frozenset({408, 429, 500, 502, 503, 504})
-"""Statuses that are about the server's state and not about the request."""
-
-
-def _is_taken(kind: Kind, status: int) -> bool:
-    """Whether an answer is the call's result."""
-    if kind == "probe" or (kind in _POLLS and status == 408):
-        return True
-    return status == _EXACTLY[kind] if kind in _EXACTLY else 200 <= status < 300
-
-
-def _retry_after(answer: Answer) -> float | None:
-    """Seconds; a date, which the header may hold too, counts as nothing."""
-    told = answer.headers.get("retry-after", "")
-    return min(float(told), MAX_RETRY_AFTER_SECONDS) if told.isdecimal() else None
-
-
-def _is_passing(kind: Kind, failure: httpx.RequestError) -> bool:
-    """Whether a broken connection is worth another try."""
-    if kind in ("control", "probe"):
-        return False
-    passing = (
-        httpx.ConnectError,
-        httpx.ConnectTimeout,
-        httpx.ReadError,
-        httpx.RemoteProtocolError,
-    )
-    return isinstance(failure, passing) or (
-        kind in _POLLS and isinstance(failure, httpx.ReadTimeout)
-    )
-
-
-def _is_permanent(answer: Answer) -> bool:
-    """Whether a retried status says of itself that it won't change."""
-    source = answer.headers.get("x-baseten-error-source")
-    if source == "06" and 400 <= answer.status < 500:
-        return True
-    if source == "01" and answer.headers.get("x-baseten-error-code") == "631":
-        return True
-    if answer.status != 400:
-        return False
-    body = object_of(answer)
-    return "BadRequestError" in (body.get("type"), _object(body.get("error")).get("type"))
-
-
-def _advised_pause(headers: Mapping[str, str]) -> float | None:
-    """Seconds that `Retry-After` asks for: as a number, or as a date beside that of the answer."""
-    advice = headers.get("retry-after", "").strip()
-    try:
-        seconds = float(advice)
-    except ValueError:
-        try:
-            then = parsedate_to_datetime(advice)
-            seconds = (then - parsedate_to_datetime(headers.get("date", ""))).total_seconds()
-        except (TypeError, ValueError):
-            return None
-    return seconds if 0 < seconds < math.inf else None
-
-
-def object_of(answer: Answer) -> dict[str, object]:
-    """The JSON object that an answer holds; empty where it holds none."""
-    try:
-        return _object(json.loads(answer.body))
-    except (ValueError, RecursionError):
-        return {}
-
-
-def _object(value: object) -> dict[str, object]:
-    return cast(dict[str, object], value) if isinstance(value, dict) else {}
-
-
-def detail(answer: Answer) -> str:
-    """What a server says went wrong, in one line."""
-    body = object_of(answer)
-    told = [body.get(key) for key in ("detail", "error", "message")]
-    told.append(_object(body.get("error")).get("message"))
-    text = next((t for t in told if isinstance(t, str) and t), None)
-    text = text or answer.body.decode(errors="replace")
-    return one_line(text) or "no detail"
 
 
 class Transport:
@@ -305,13 +136,16 @@ class Transport:
             extensions={"timeout": TIMEOUTS[kind].as_dict()},
         )
         try:
-            response = await self._network.handle_async_request(request)
-            try:
-                content = await response.aread()
-            finally:
-                await response.aclose()
+            with anyio.fail_after(_longest(kind)):
+                response = await self._network.handle_async_request(request)
+                try:
+                    content = await body_of(response)
+                finally:
+                    await response.aclose()
         except httpx.RequestError as error:
             return error
+        except TimeoutError:
+            return httpx.ReadTimeout(f"an answer in full took more than {_longest(kind):g} s")
         except Exception as error:
             # httpx-aiohttp lets a few of aiohttp's errors through: that of a garbled answer, say.
             if not type(error).__module__.startswith("aiohttp."):
@@ -342,10 +176,19 @@ def _url(text: str) -> httpx.URL:
     return httpx.URL(text)
 
 
+def _longest(kind: Kind) -> float:
+    """Seconds for a whole answer. A server may say a byte now and then, or take none of a body, and
+    no timeout between two bytes ends that; of what the caller's clock is for, nothing else does."""
+    between = TIMEOUTS[kind].read
+    return math.inf if between is None else _SLOWEST * between
+
+
 def _told(outcome: Answer | httpx.RequestError) -> str:
     if isinstance(outcome, Answer):
         return f"answered {outcome.status}: {detail(outcome)}"
     reason = one_line(str(outcome))
+    if isinstance(outcome, httpx.DecodingError):
+        return f"answered what cannot be read ({reason})"
     return f"got no answer ({type(_cause(outcome)).__name__}{': ' if reason else ''}{reason})"
 
 
