@@ -17,7 +17,7 @@ from trio.testing import MockClock
 from loops_cookbook.errors import ServiceRefused
 from loops_cookbook.learning.datums import Datum
 from loops_cookbook.services.base import AdamParams, LossSpec
-from loops_cookbook.services.http import HttpTrainer, idempotency_key
+from loops_cookbook.services.http import HttpCheckpointer, HttpTrainer, idempotency_key
 from loops_cookbook.services.transport import Patience, open_transport
 from loops_cookbook.tokens import ids_of
 
@@ -94,13 +94,15 @@ def done(result: dict[str, Any]) -> httpx.Response:
 
 @asynccontextmanager
 async def training(
-    server: Callable[[httpx.Request], httpx.Response], **options: Any
+    server: Callable[[httpx.Request], httpx.Response],
+    kind: type[HttpTrainer] = HttpTrainer,
+    **options: Any,
 ) -> AsyncGenerator[HttpTrainer]:
     async with open_transport(
         "http://trainer", patience=Patience(60.0), network=httpx.MockTransport(server)
     ) as transport:
         named = {"run_id": "run_x", "beginning": "b", **options}
-        yield HttpTrainer(transport, model="m", **named)
+        yield kind(transport, model="m", **named)
 
 
 class TestKeys:
@@ -201,6 +203,26 @@ class TestTrainer:
         async with training(server) as trainer:
             assert await trainer.publish(key="u2") == 3
         assert server.bodies[0]["bump_version"] is True
+
+    async def test_a_version_that_an_update_did_not_raise_is_refused(self) -> None:
+        """Samples of weights older than the update would have passed for on-policy ones."""
+        server = FakeTrainer()
+        async with training(server) as trainer:
+            await trainer.train([datum(2)], LOSS, ADAM, key="u0")
+            assert await trainer.publish(key="u0") == 3
+            assert await trainer.publish(key="again") == 3
+            await trainer.train([datum(2)], LOSS, ADAM, key="u1")
+            with pytest.raises(ServiceRefused, match="told version 3, where at least 4 is due"):
+                await trainer.publish(key="u1")
+
+    async def test_a_load_may_set_the_version_back(self) -> None:
+        server = FakeTrainer(results={"load_state": lambda _: done({"step": 0})})
+        async with training(server, kind=HttpCheckpointer) as trainer:
+            assert await trainer.publish(key="u0") == 3
+            assert isinstance(trainer, HttpCheckpointer)
+            await trainer.load("bt://x", with_optimizer=False)
+            server.results["save_weights_for_sampler"] = lambda _: done({"version": 0})
+            assert await trainer.publish(key="u1") == 0
 
     async def test_a_publish_sent_while_an_update_is_submitted_comes_after_it(self) -> None:
         server = FakeTrainer()

@@ -104,6 +104,9 @@ class HttpTrainer:
         self.beginning = beginning or uuid.uuid4().hex
         self._is_pinned = is_pinned
         self._has_loaded = False
+        self._version = self._least_version = 0
+        """Of what was published last, and of what is next, at least: a version counts the steps
+        that were taken, from the one that a load has set."""
         self._transport = transport
         self._chunk_bytes = chunk_bytes
         self._model = model
@@ -167,7 +170,13 @@ class HttpTrainer:
             body = self._body(SaveForSampler, name=name, bump_version=True)
             operation = await self._submit(call, key, body)
         told = await self._result(operation, SaveForSamplerResult)
-        self.published.version = told.version
+        if told.version < self._least_version:  # samples of older weights would pass for new ones
+            raise ServiceRefused(
+                f"{self._transport.base_url}: {call} told version {told.version}, where at least "
+                f"{self._least_version} is due after the update: another run may train there; let "
+                "one run at a time train on it, then resume"
+            )
+        self.published.version = self._version = self._least_version = told.version
         if self._is_pinned or self._has_loaded:
             self.published.path = self._checkpoint(told, name)
         return told.version
@@ -236,6 +245,7 @@ class HttpTrainer:
         return await self._submit(name, key, body, chunk)
 
     async def _step(self, adam: AdamParams, key: str) -> Operation:
+        self._least_version = self._version + 1
         return await self._submit(
             "optim_step", key, self._body(OptimStep, adam_params=asdict(adam))
         )
@@ -288,5 +298,5 @@ class HttpCheckpointer(HttpTrainer):
         async with self._submitting:
             body = self._body(LoadState, path=path)
             operation = await self._submit(call, uuid.uuid4().hex, body)
-        self._has_loaded = True
+        self._has_loaded, self._version, self._least_version = True, 0, 0
         return (await self._result(operation, LoadStateResult)).step
