@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from loops_cookbook.attempts import Attempt, Discarded, Fate, Flags, Group, Rejection
+from loops_cookbook.errors import RunStopped
 from loops_cookbook.journal import encode
 from loops_cookbook.recorders import Fanout
 from loops_cookbook.records import (
@@ -220,3 +221,23 @@ def test_a_fanout_tells_each_of_its_recorders_in_their_order() -> None:
         "run_ended stopped no signal",
     ]
     assert heard == [(name, what) for what in told for name in ("first", "second")]
+
+
+class Full(Listener):
+    def run_ended(
+        self, status: RunStatus, counts: Mapping[str, int], reason: str | None = None
+    ) -> None:
+        super().run_ended(status, counts, reason)
+        raise RunStopped("no space left")
+
+
+def test_the_end_is_told_to_each_also_where_one_cannot_write_it() -> None:
+    """On a full disk a run ended without a word on its attempts, and on how to go on."""
+    heard: list[tuple[str, str]] = []
+    both = Fanout((Full("folder", heard), Listener("progress", heard)))
+    with pytest.raises(RunStopped, match="no space left"):
+        both.run_ended("failed", {}, "a reason")
+    assert heard == [
+        ("folder", "run_ended failed a reason"),
+        ("progress", "run_ended failed a reason"),
+    ]

@@ -1,6 +1,7 @@
 """Several recorders as one."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from loops_cookbook.attempts import Attempt
@@ -60,6 +61,7 @@ class Fanout:
     def run_ended(
         self, status: RunStatus, counts: Mapping[str, int], reason: str | None = None
     ) -> None:
-        """Told to each."""
-        for recorder in self.recorders:
-            recorder.run_ended(status, counts, reason)
+        """Told to each, also where one of them raises: what ends a run may be a full disk."""
+        with ExitStack() as stack:
+            for recorder in reversed(self.recorders):  # the last that is entered is told first
+                stack.callback(recorder.run_ended, status, counts, reason)

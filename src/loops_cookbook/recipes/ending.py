@@ -8,7 +8,7 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
-from loops_cookbook.errors import LoopsError, NoLearningSignal
+from loops_cookbook.errors import LoopsError, NoLearningSignal, RunStopped
 from loops_cookbook.problems import said
 from loops_cookbook.records import Recorder, RunStatus
 from loops_cookbook.rollouts.keeper import Keeper, stuck
@@ -74,8 +74,14 @@ class Ending:
         self._recorder.run_ended(status, self.counts(), reason)
 
     def tell_error(self, error: BaseException) -> None:
-        """The run is over by an exception, as which a signal comes too."""
-        self.tell(*ending(error, self.number))
+        """The run is over by an exception, as which a signal comes too.
+
+        That it cannot be written in `run.json` does not take its place.
+        """
+        try:
+            self.tell(*ending(error, self.number))
+        except RunStopped as unwritten:
+            self._recorder.note("warning", str(unwritten))
 
     def tell_blocked(self, why: str) -> None:
         """For the watchdog: the event loop is held, so the process ends where someone can."""
