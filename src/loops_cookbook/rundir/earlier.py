@@ -45,6 +45,11 @@ class _Node:
 
 def continued_calls(calls: Sequence[Call]) -> Iterator[Continued]:
     """Each call, as far as no earlier one says it; messages are compared as they are written."""
+    if len(calls) == 1:  # as most attempts have
+        [call] = calls
+        tools, messages = list(map(encode, call.tools)), list(map(encode, call.messages))
+        yield Continued(None, tools, messages, encode(call.reply))
+        return
     written: dict[int, str] = {}  # by identity: calls share the messages of their history
     root = _Node()
     last: dict[_Key, tuple[int, _Node]] = {}
