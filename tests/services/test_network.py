@@ -1,5 +1,7 @@
 """Which sockets carry a request: a proxy of the environment, or none."""
 
+import resource
+
 import pytest
 from httpx_aiohttp import AiohttpTransport
 
@@ -48,3 +50,20 @@ def test_no_proxy_stands_before_this_machine(monkeypatch: pytest.MonkeyPatch) ->
 def test_this_machine_is_known_by_its_names_and_addresses() -> None:
     assert all(map(is_loopback, ("127.0.0.1", "127.8.0.1", "::1", "localhost", "a.localhost")))
     assert not any(map(is_loopback, ("10.0.0.1", "localhost.example.test", "")))
+
+
+@pytest.mark.parametrize(
+    ("files", "connections"), [(1024, 512), (64, 32), (resource.RLIM_INFINITY, 0)]
+)
+def test_connections_leave_files_for_all_else(
+    monkeypatch: pytest.MonkeyPatch, files: int, connections: int
+) -> None:
+    """With more calls than files, a run ended at the first record that it could not open."""
+
+    def limits(_: int) -> tuple[int, int]:
+        return files, files
+
+    monkeypatch.setattr(resource, "getrlimit", limits)
+    network = sockets("http://127.0.0.1")
+    assert isinstance(network, AiohttpTransport)
+    assert network.limits.max_connections == connections

@@ -1,7 +1,7 @@
 """Open files: a model call under way is one, and systems start a process with few.
 
-1,024 is a common limit, which a run of 1,024 attempts reaches with its calls alone: connections
-then fail with "Too many open files". A process may raise its own limit up to the system's.
+1,024 is a common limit, and half of it is for calls at most, so that a run of 1,024 attempts would
+have some of them wait. A process may raise its own limit up to the system's.
 """
 
 import resource
@@ -33,6 +33,6 @@ def _too_few(allowed: int, needed: int) -> str | None:
         return None
     return (
         f"concurrency.sampling: so many model calls at once need {needed} open files, and the "
-        f"system allows a process {allowed}, so some will fail and be tried again; raise its hard "
-        "limit (`ulimit -Hn`), or lower concurrency.sampling"
+        f"system allows a process {allowed}, so some will wait for the others' connections; raise "
+        "its hard limit (`ulimit -Hn`), or lower concurrency.sampling"
     )

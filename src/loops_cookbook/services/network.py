@@ -1,10 +1,12 @@
-"""What carries HTTP requests: sockets to one server, as many as there are calls at once.
+"""What carries HTTP requests: sockets to one server, as many as there are calls at once, as far as
+this process may open them.
 
 The answers and errors are httpx's, the sockets aiohttp's. Proxies of the environment are used, but
 never for this machine itself.
 """
 
 import ipaddress
+import resource
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import cast
@@ -12,9 +14,6 @@ from urllib.request import getproxies, proxy_bypass
 
 import httpx
 
-MAX_CONNECTIONS = 0
-"""No limit: how many calls there are at once is for `[concurrency]` and the agents to say, and a
-pool that is narrower makes them wait unseen. (None would be aiohttp's own limit, 100.)"""
 MAX_BODY_BYTES = 1 << 28
 """Of an answer: ten times the largest that there is, a trainer's logprobs of a whole request."""
 KEEP_ALIVE_SECONDS = 60.0
@@ -30,7 +29,9 @@ def sockets(base_url: str) -> httpx.AsyncBaseTransport:
     url = httpx.URL(base_url)
     stays_here = is_loopback(url.host)
     return AiohttpTransport(
-        limits=httpx.Limits(max_connections=MAX_CONNECTIONS, keepalive_expiry=KEEP_ALIVE_SECONDS),
+        limits=httpx.Limits(
+            max_connections=_most_connections(), keepalive_expiry=KEEP_ALIVE_SECONDS
+        ),
         trust_env=not stays_here,
         # Reading the system's certificates takes longer than a hundred calls.
         verify=not stays_here or url.scheme == "https",
@@ -67,6 +68,17 @@ class _Bounded(httpx.AsyncByteStream):
 
     async def aclose(self) -> None:
         await self._stream.aclose()
+
+
+def _most_connections() -> int:
+    """How many connections there may be at once; 0 for no limit, for None would be aiohttp's own.
+
+    How many calls there are is for `[concurrency]` and the agents to say, and a pool that is
+    narrower makes them wait unseen. But where connections took all files that the process may open,
+    its records could not be written.
+    """
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 0 if files == resource.RLIM_INFINITY else max(1, files // 2)
 
 
 def _proxy(url: httpx.URL) -> httpx.Proxy | None:
