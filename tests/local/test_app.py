@@ -68,6 +68,7 @@ class ScriptedEngine:
 
     model_name: str = MODEL
     max_seq_len: int = 32
+    vocab_size: int = 50
     lora_rank: int = 0
     step: int = 0
     policy_version: int = 0

@@ -33,6 +33,7 @@ class Still:
 
     model_name: str = "tiny"
     max_seq_len: int = 32
+    vocab_size: int = 50
     lora_rank: int = 4
     step: int = 3
     policy_version: int = 2
@@ -94,6 +95,7 @@ async def test_the_version_says_what_serves_what() -> None:
         "loops_cookbook": version("loops-cookbook"),
         "model": "tiny",
         "max_seq_len": 32,
+        "vocab_size": 50,
         "lora_rank": 4,
         "checkpoints": False,
     }

@@ -10,8 +10,9 @@ from tests.services.loops_server import LoopsServer
 from trio.testing import MockClock
 
 from loops_cookbook.errors import ServiceRefused, ServiceUnavailable
-from loops_cookbook.services.base import Left
+from loops_cookbook.services.base import Left, SampleParams
 from loops_cookbook.services.remote import RemoteOptions, remote_loops
+from loops_cookbook.tokens import ids_of
 
 pytestmark = pytest.mark.anyio
 
@@ -34,6 +35,7 @@ def anyio_backend() -> tuple[str, dict[str, object]]:
 def server(
     health: Callable[[httpx.Request], httpx.Response] = lambda _: httpx.Response(200),
     version: tuple[int, object] = (200, OURS),
+    sample: object = None,
 ) -> httpx.MockTransport:
     """A trainer and a sampler that begin a run, and do no more."""
 
@@ -42,6 +44,8 @@ def server(
             return health(request)
         if request.url.path == "/version":
             return httpx.Response(version[0], json=version[1])
+        if request.url.path == "/sample":
+            return httpx.Response(200, json=sample)
         if request.url.path == "/init_trainer_server":
             return httpx.Response(202, json={"operation_id": "o"})
         return httpx.Response(200, json={"status": "done", "result": {"step": 0, "lora_rank": 8}})
@@ -62,6 +66,15 @@ async def test_both_addresses_are_asked_whether_they_have_the_model() -> None:
         assert service.description["loops_cookbook"] == "0.1.0"
     query = "health?base_model=a%2Fmodel"
     assert asked == [f"http://gpu:8000/{query}", f"http://gpu:8001/{query}"]
+
+
+async def test_a_token_that_the_trainers_model_does_not_know_fails_its_call_alone() -> None:
+    """It was trained on, which the trainer refused, and that ended the run."""
+    choice = {"logprobs": {"tokens": ["token_id:31"], "token_logprobs": [-1.0]}}
+    network = server(version=(200, {**OURS, "vocab_size": 31}), sample={"choices": [choice]})
+    async with remote_loops(OPTIONS, network=network) as service:
+        with pytest.raises(ServiceRefused, match="token id 31, which is not in the vocabulary of"):
+            await service.sampler.sample(ids_of([1]), SampleParams(max_tokens=1))
 
 
 async def test_a_server_that_is_not_ours_is_not_told_the_temperature() -> None:

@@ -135,6 +135,7 @@ class Engine:
         )
         self.model_name = settings.model_name
         self.max_seq_len = settings.max_seq_len
+        self.vocab_size = self._policy.vocab_size
         self._begin(settings.lora_rank)
 
     def init_trainer(self, lora_rank: int, *, seed: int | None = None) -> None:

@@ -128,6 +128,7 @@ class Watched:
                 "loops_cookbook": version("loops-cookbook"),
                 "model": self._engine.model_name,
                 "max_seq_len": self._engine.max_seq_len,
+                "vocab_size": self._engine.vocab_size,
                 "lora_rank": self._engine.lora_rank,
                 "checkpoints": self._keeps_checkpoints,
             }

@@ -58,6 +58,7 @@ class Engine(Protocol):
 
     model_name: str
     max_seq_len: int
+    vocab_size: int
     lora_rank: int
     step: int
     policy_version: int

@@ -2,9 +2,10 @@
 
 Such a server is `loops serve` on another machine, as a rule. It is waited for, since it may still
 be loading its model, but not for long: an address that is wrong never answers. `/version` tells
-whether it is ours, whose trainer takes the sampling temperature in its loss, and whether it keeps
-checkpoints. A run begins with fresh weights, unless it was killed and the trainer can show that it
-still has what the run left there.
+whether it is ours, whose trainer takes the sampling temperature in its loss, whether it keeps
+checkpoints, and how many tokens its model knows: any other would end the run at the trainer. A run
+begins with fresh weights, unless it was killed and the trainer can show that it still has what the
+run left there.
 """
 
 import logging
@@ -20,6 +21,7 @@ import httpx
 from loops_cookbook.errors import ServiceRefused, ServiceUnavailable
 from loops_cookbook.services.answers import detail, object_of
 from loops_cookbook.services.base import Held, Left, Sampler, Trainer
+from loops_cookbook.services.checked import CheckedSampler
 from loops_cookbook.services.direct import HttpSampler
 from loops_cookbook.services.gather import GatheringSampler, loop_settled
 from loops_cookbook.services.http import HttpCheckpointer, HttpTrainer
@@ -96,10 +98,11 @@ async def remote_loops(
         engine = await _version(to_trainer)
         trainer, held = await _trainer(to_trainer, options, engine)
         sampler = HttpSampler(to_sampler, run_id=options.run_id)
+        known = engine.get("vocab_size")
         async with GatheringSampler(sampler, settle=settle) as gathering:
             yield RemoteService(
                 trainer,
-                gathering,
+                CheckedSampler(gathering, vocabulary=known if isinstance(known, int) else None),
                 {
                     "run_id": options.run_id,
                     "beginning": trainer.beginning,
