@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from loops_cookbook.errors import ServiceRefused, ServiceUnavailable
 from loops_cookbook.services.answers import (
+    MOST_READ,
     Accept,
     Answer,
     GiveUp,
@@ -155,3 +156,9 @@ class TestDetail:
         """`answered 301: no detail` was all that there was, of an http:// for an https://."""
         answer = Answer(status, {"location": "https://server/v1"}, b"<html>Moved</html>")
         assert detail(answer) == "it has moved to https://server/v1: name that address"
+
+    def test_of_an_endless_page_no_more_is_read_than_is_told(self) -> None:
+        body = b"<html>" + b"0" * MOST_READ + b'{"error": "at its end"}'
+        assert len(detail(Answer(500, body=body))) == MOST_READ
+        long = b'{"error": "no", "more": "' + b"0" * MOST_READ + b'"}'
+        assert detail(Answer(500, body=long)).startswith('{"error": "no", "more": "000')

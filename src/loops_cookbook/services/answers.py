@@ -27,6 +27,8 @@ completion of an OpenAI-compatible API, which may take as long as it takes too."
 
 POLL_PAUSE_SECONDS = 2.0
 """Between tries of a poll that found no server."""
+MOST_READ = 1 << 16
+"""Bytes of what is only told to people: to read more would hold the event loop."""
 MAX_PAUSE_SECONDS = 30.0
 MAX_RETRY_AFTER_SECONDS = 60.0
 
@@ -147,7 +149,7 @@ def _is_permanent(answer: Answer) -> bool:
         return True
     if answer.status != 400:
         return False
-    body = object_of(answer)
+    body = _fault_of(answer)
     return "BadRequestError" in (body.get("type"), _object(body.get("error")).get("type"))
 
 
@@ -173,6 +175,11 @@ def object_of(answer: Answer) -> dict[str, object]:
         return {}
 
 
+def _fault_of(answer: Answer) -> dict[str, object]:
+    """The JSON object in which a server tells of a fault: a short one, or none."""
+    return object_of(answer) if len(answer.body) <= MOST_READ else {}
+
+
 def _object(value: object) -> dict[str, object]:
     return cast(dict[str, object], value) if isinstance(value, dict) else {}
 
@@ -181,9 +188,9 @@ def detail(answer: Answer) -> str:
     """What a server says went wrong, in one line."""
     if 300 <= answer.status < 400 and (place := answer.headers.get("location")):
         return f"it has moved to {one_line(place)}: name that address"
-    body = object_of(answer)
+    body = _fault_of(answer)
     told = [body.get(key) for key in ("detail", "error", "message")]
     told.append(_object(body.get("error")).get("message"))
     text = next((t for t in told if isinstance(t, str) and t), None)
-    text = text or answer.body.decode(errors="replace")
+    text = text or answer.body[:MOST_READ].decode(errors="replace")
     return one_line(text) or "no detail"
