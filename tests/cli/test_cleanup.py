@@ -79,10 +79,29 @@ def test_a_folder_that_is_not_there_is_told_as_one(folder: RunFolder) -> None:
     )
 
 
-def test_what_is_no_run_is_refused(folder: RunFolder) -> None:
-    status, text = said("runs")
-    assert status == 2
-    assert "is not a run's folder" in text
+def test_a_folder_of_runs_is_refused_with_how_they_are_named(folder: RunFolder) -> None:
+    """`runs is not a run's folder` was all, beside a command that means every run under it."""
+    left_over(folder)
+    assert said("runs") == (
+        2,
+        "loops: runs holds runs and is none: name them, as in `loops cleanup runs/*`; without any "
+        "name every run under ./runs is meant\n",
+    )
+
+
+def test_what_is_no_run_is_refused_by_what_it_is(folder: RunFolder) -> None:
+    """A file of a run was read as a config, and a checkpoint told as a folder that is not there."""
+    left_over(folder)
+    run = f"runs/{folder.root.name}"
+    Path("empty").mkdir()
+    for target, told in (
+        ("empty", "empty is not a run's folder (it has no run.json): name"),
+        (f"{run}@2", f"{run}@2: sandboxes are of a whole run, not of an update; name {run}"),
+        (f"{run}/sandboxes.jsonl", f"is a file of a run; name its folder, {run}"),
+    ):
+        status, text = said(target)
+        assert status == 2
+        assert told in text
 
 
 def test_a_damaged_ledger_does_not_keep_the_other_runs_from_being_cleaned(

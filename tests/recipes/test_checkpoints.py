@@ -13,19 +13,19 @@ from loops_cookbook.recipes.checkpoints import (
     Checkpoints,
     Score,
     Standing,
-    best_of,
     is_due,
     score_of,
     superseded,
 )
 from loops_cookbook.records import EvaluationRow
 from loops_cookbook.rollouts.stall import Narrator
-from loops_cookbook.rundir.rows import CheckpointRow
+from loops_cookbook.rundir.rows import CheckpointRow, best_of
 from loops_cookbook.testing import RecordingTrainer
 
 
-def row(update: int, score: float | None = None) -> CheckpointRow:
-    return CheckpointRow(update=update, name="n", path="p", at=0.0, score=score)
+def row(update: int, score: float | None = None, *, of: str = "reward_mean") -> CheckpointRow:
+    name = None if score is None else f"eval/held_out/{of}"
+    return CheckpointRow(update=update, name="n", path="p", at=0.0, score=score, score_name=name)
 
 
 def evaluation(name: str, reward: float | None, loss: float | None = None) -> EvaluationRow:
@@ -81,7 +81,8 @@ def test_0_saves_only_the_last_and_the_best() -> None:
 def test_the_newest_the_last_and_the_best_stay(
     scores: list[float | None], keep: int, is_loss: bool
 ) -> None:
-    rows = [row(i, score) for i, score in enumerate(scores)]
+    of = "loss" if is_loss else "reward_mean"
+    rows = [row(i, score, of=of) for i, score in enumerate(scores)]
     rules = CheckpointRules(every=1, keep=keep, is_loss=is_loss)
     gone = superseded(rows, rules)
     staying = [each for each in rows if each not in gone]
@@ -89,7 +90,7 @@ def test_the_newest_the_last_and_the_best_stay(
     assert staying[-1] == rows[-1]
     assert all(each in staying for each in rows[len(rows) - keep :])
     known = [score for score in scores if score is not None]
-    best = best_of(rows, rules)
+    best = best_of(rows)
     assert (best is None) == (not known)
     if best is not None:
         assert best in staying

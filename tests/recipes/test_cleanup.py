@@ -291,7 +291,7 @@ def test_a_target_is_a_run_or_a_config(tmp_path: Path, monkeypatch: pytest.Monke
     Path("train.toml").write_text(f'recipe = "rl"\n{config}[output]\noutput_dir = "runs/b"\n')
     assert run_folders(["train.toml"], tmp_path) == [second]
     assert run_folders([str(first), str(first)], tmp_path) == [first]
-    with pytest.raises(UsageError, match="not a run's folder"):
+    with pytest.raises(UsageError, match="holds runs and is none"):
         run_folders(["runs"], tmp_path)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from pathlib import Path
 
 import pytest
@@ -142,7 +143,8 @@ def test_a_schema_that_is_none_is_told_as_what_it_is(
     ("files", "told"),
     [
         ([], "has no run.json: name the folder of a run"),
-        (["1/run.json", "2/run.json"], "holds runs and is none: name one of them, such as .*/2$"),
+        (["1/run.json", "2/run.json"], "holds 2 runs and is none: name one, such as .*/2$"),
+        (["b/1/run.json", "a/2/run.json"], "holds 2 runs and is none: name one, such as .*/a/2$"),
         (["transcripts/.empty"], "was killed before it did, and nothing of it is there"),
         (["loops.json"], "what `loops export` wrote: name the run that it is from"),
     ],
@@ -153,15 +155,32 @@ def test_a_folder_that_is_no_run_is_refused_by_what_it_is(
     """Whatever was named, the message was that it has no run.json."""
     for name in files:
         path = tmp_path / name
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("{}")
     with pytest.raises(RunFolderError, match=told):
         open_run(tmp_path)
 
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RunFolderError, match=r"there is no folder .*/nowhere: name"):
+    with pytest.raises(RunFolderError, match=r"there is no folder .*/nowhere: .* of a run$"):
         open_run(tmp_path / "nowhere")
+
+
+def test_instead_of_a_run_that_is_not_there_one_beside_it_is_named(folder: RunFolder) -> None:
+    """Of a name with a slip in it only was said that there is none."""
+    newer = folder.root.with_name("zzz")
+    shutil.copytree(folder.root, newer)
+    slip = folder.root.with_name(f"{folder.root.name[:-1]}_")
+    with pytest.raises(RunFolderError, match=f"of a run, such as {folder.root}$"):
+        open_run(slip)
+    with pytest.raises(RunFolderError, match=f"of a run, such as {newer}$"):
+        open_run(folder.root.with_name("another"))
+
+
+def test_a_file_is_told_as_one_and_the_run_that_it_is_of(folder: RunFolder) -> None:
+    """`run.json has no run.json` was told."""
+    with pytest.raises(RunFolderError, match=f"/run.json is a file: .* of the run, {folder.root}$"):
+        open_run(folder.run)
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"schema": 1}'])

@@ -1,12 +1,14 @@
 """A checkpoint is found by what a person calls it, or refused with what there is."""
 
+import json
 import shutil
 from pathlib import Path
 
 import pytest
 
 from loops_cookbook.errors import RunFolderError
-from loops_cookbook.records import RunRow
+from loops_cookbook.journal import encode
+from loops_cookbook.records import EvaluationRow, RunRow
 from loops_cookbook.rundir.layout import RunFolder
 from loops_cookbook.rundir.read import open_run
 from loops_cookbook.rundir.references import is_service_path, kept_checkpoints, locate, parted
@@ -41,13 +43,29 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
     return folder
 
 
-def save(folder: RunFolder, update: int, *, name: str = "", is_here: bool = True) -> None:
+def save(
+    folder: RunFolder,
+    update: int,
+    *,
+    name: str = "",
+    is_here: bool = True,
+    score: float | None = None,
+    of: str = "reward_mean",
+) -> None:
     name = name or f"u{update}"
     place = f"checkpoints/{name}" if is_here else None
     if place is not None:
         (folder.root / place).mkdir(parents=True)
+    row = CheckpointRow(
+        update=update,
+        name=name,
+        path=f"bt://{name}",
+        folder=place,
+        at=0.0,
+        score=score,
+        score_name=None if score is None else f"eval/held_out/{of}",
+    )
     with SavePoints(folder) as savepoints:
-        row = CheckpointRow(update=update, name=name, path=f"bt://{name}", folder=place, at=0.0)
         savepoints.checkpointed(row)
 
 
@@ -127,17 +145,17 @@ def test_of_a_folder_of_runs_the_newest_with_a_checkpoint_is_named(folder: RunFo
         shutil.copytree(folder.root, runs / name)
     (runs / "run-d").mkdir()
     (runs / "run-d" / "run.json").write_text("{}")
-    with pytest.raises(RunFolderError, match=r"holds runs and is none: .*/run-d$"):
+    with pytest.raises(RunFolderError, match=r"^\. holds 4 runs and is none: .* run-d$"):
         locate(".")
     save(folder, 1)
     save(RunFolder(runs / "run-b"), 1)
-    with pytest.raises(RunFolderError, match=r"holds runs and is none: .*/run-b$"):
+    with pytest.raises(RunFolderError, match=r"holds 4 runs and is none: .* run-b$"):
         locate(".")
 
 
 def test_what_is_no_number_after_the_at_is_told_with_what_there_is(folder: RunFolder) -> None:
     """`@best` was refused with `there is no folder run@best`, as if it were a part of the name."""
-    with pytest.raises(RunFolderError, match=r"'best' is none: .*/run has no checkpoint$"):
+    with pytest.raises(RunFolderError, match=r"'best' is none: run has no checkpoint: "):
         locate("run@best")
     for update in (1, 2, 4):
         save(folder, update)
@@ -145,6 +163,73 @@ def test_what_is_no_number_after_the_at_is_told_with_what_there_is(folder: RunFo
         with pytest.raises(RunFolderError) as error:
             locate(f"run@{name}")
         assert "after the last @ stands the number of an update" in str(error.value)
-        assert str(error.value).endswith(f"{name!r} is none: {folder.root} has @1, @2, @4")
+        assert str(error.value).endswith(f"{name!r} is none: run has @1, @2, @4")
     folder.root.rename(folder.root.with_name("run@best"))
     assert locate("run@best").row.update == 4
+
+
+@pytest.mark.parametrize(("of", "best"), [("reward_mean", 2), ("loss", 1)])
+def test_who_asks_for_the_best_is_told_which_it_is(folder: RunFolder, of: str, best: int) -> None:
+    """`@best` was refused with the numbers alone: which was the best had to be looked for."""
+    for update, score in ((1, 0.25), (2, 0.75), (4, 0.5)):
+        save(folder, update, score=score, of=of)
+    told = ["@1", "@2", "@4"]
+    told[best - 1] += f" (the best by eval/held_out/{of})"
+    with pytest.raises(RunFolderError) as error:
+        locate("run@best")
+    assert str(error.value).endswith(f"run has {', '.join(told)}")
+
+
+def test_of_many_checkpoints_the_newest_and_the_best_are_named(folder: RunFolder) -> None:
+    """All of them stood in one line, of a run with hundreds."""
+    for update in range(1, 41):
+        save(folder, update, score=1.0 if update == 7 else 0.5)
+    with pytest.raises(RunFolderError) as error:
+        locate("run@50")
+    told = (
+        "it has 34 older ones, @7 (the best by eval/held_out/reward_mean), @36, @37, @38, @39, @40"
+    )
+    assert str(error.value).endswith(told)
+
+
+def evaluated(folder: RunFolder, *policies: str) -> None:
+    """Let a run be one of `loops eval`, of these policies."""
+    told = {**json.loads(folder.run.read_text()), "recipe": "eval"}
+    folder.run.write_text(encode(told))
+    with RunWriter(folder) as writer:
+        for policy in policies:
+            writer.evaluation(
+                EvaluationRow(
+                    set="held_out",
+                    update=0,
+                    policy_version=0,
+                    at=0.0,
+                    seconds=1.0,
+                    attempts=1,
+                    solved_at=1.0,
+                    reward_mean=0.5,
+                    solve_rate=0.5,
+                    pass_at_k={},
+                    fates={},
+                    tasks=(),
+                    policy=policy,
+                )
+            )
+
+
+def test_an_evaluation_has_no_checkpoint_and_what_it_evaluated_is_named(folder: RunFolder) -> None:
+    """`training.checkpoint_every` was told of a folder of `loops eval`, which trains nothing."""
+    evaluated(folder, "base")
+    told = "run is of `loops eval`, which saves no checkpoint: name the folder of a run"
+    with pytest.raises(RunFolderError, match=f"^{told}$"):
+        locate("run")
+    evaluated(folder, "runs/a@2", "bt://r/2")
+    with pytest.raises(RunFolderError, match=r"name what it evaluated, runs/a@2, bt://r/2$"):
+        locate("run")
+
+
+def test_checkpoints_that_were_deleted_are_not_asked_for_by_a_key(folder: RunFolder) -> None:
+    save(folder, 1)
+    (folder.root / "checkpoints/u1").rmdir()
+    with pytest.raises(RunFolderError, match=r"^run has no checkpoint any more: "):
+        locate("run")

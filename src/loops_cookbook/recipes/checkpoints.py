@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from loops_cookbook.errors import EngineDied, ServiceError, ServiceRefused
 from loops_cookbook.records import EvaluationRow, Recorder
 from loops_cookbook.rollouts.stall import Narrator
-from loops_cookbook.rundir.rows import CheckpointRow
+from loops_cookbook.rundir.rows import CheckpointRow, best_of
 from loops_cookbook.rundir.savepoints import SavePoints
 from loops_cookbook.services.base import Checkpointer, Trainer
 
@@ -74,21 +74,10 @@ def is_better(value: float, than: float, rules: CheckpointRules) -> bool:
     return value < than if rules.is_loss else value > than
 
 
-def best_of(rows: Sequence[CheckpointRow], rules: CheckpointRules) -> CheckpointRow | None:
-    """The one with the best score, the first of those that are equal; None where none has one."""
-    best: CheckpointRow | None = None
-    for row in rows:
-        if row.score is None:
-            continue
-        if best is None or best.score is None or is_better(row.score, best.score, rules):
-            best = row
-    return best
-
-
 def superseded(rows: Sequence[CheckpointRow], rules: CheckpointRules) -> list[CheckpointRow]:
     """Those of a run's checkpoints, the oldest first, that do not stay."""
     staying = list(rows[-max(1, rules.keep) :])
-    if (best := best_of(rows, rules)) is not None:
+    if (best := best_of(rows)) is not None:
         staying.append(best)
     return [row for row in rows if all(row is not each for each in staying)]
 
@@ -164,7 +153,7 @@ class Checkpoints:
         self, update: int, standing: Standing, *, is_last: bool, score: Score | None
     ) -> None:
         """Save one where it is due, then delete those that it supersedes."""
-        best = best_of(self._rows, self._rules)
+        best = best_of(self._rows)
         if self._rows and self._rows[-1].update == update:
             return
         if not is_due(update, self._rules, is_last=is_last, score=score, best=best and best.score):

@@ -7,6 +7,7 @@ finds nothing to do. Labels are looked for where the run had sandboxes, by its l
 machine. What hosted Loops has of a run ends by itself; how is told.
 """
 
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,6 +41,8 @@ RELEASE_SECONDS = 60.0
 """How long the release of one sandbox, or the search for more, may take."""
 HERE = frozenset({bubblewrap.KIND, plain.KIND})
 """Backends that are asked for a run's label whatever its ledger says: it costs nothing."""
+_MARKS = ("sandboxes.jsonl", "run.json")
+"""Files of which a run's folder has one at least."""
 NOBODY_TO_ASK = (SandboxError, SandboxUnavailable, MissingExtra)
 
 
@@ -257,21 +260,38 @@ def _hosted(folder: RunFolder) -> str:
 def _folders_of(target: str, cwd: Path) -> Iterator[Path]:
     named = cwd / target
     if named.is_dir():
-        if not (named / "run.json").exists() and not (named / "sandboxes.jsonl").exists():
-            raise UsageError(
-                f"{target} is not a run's folder (it has no run.json): name the folder of a run, "
-                "or a config"
-            )
+        if not _is_marked(named):
+            raise UsageError(f"{target} {_no_run(named)}")
         yield named
         return
+    if _is_marked(named.parent):
+        raise UsageError(f"{target}: is a file of a run; name its folder, {shown(named.parent)}")
+    run, at, _ = target.rpartition("@")
+    if at and _is_marked(cwd / run):
+        raise UsageError(f"{target}: sandboxes are of a whole run, not of an update; name {run}")
     if not named.exists() and named.suffix != ".toml":
         raise UsageError(f"{target}: no such folder; name the folder of a run, or a config")
     loaded = load_config(target, [])
     yield from _runs_below(cwd / loaded.output_dir, "*")
 
 
+def _no_run(folder: Path) -> str:
+    """What a folder is that is no run's, and what to name instead."""
+    below = _runs_below(folder, "*") or _runs_below(folder, "*/*")
+    if not below:
+        return "is not a run's folder (it has no run.json): name the folder of a run, or a config"
+    newest = shlex.quote(shown(max(below, key=lambda run: run.name).parent))
+    return (
+        f"holds runs and is none: name them, as in `loops cleanup {newest}/*`; without any name "
+        "every run under ./runs is meant"
+    )
+
+
+def _is_marked(folder: Path) -> bool:
+    return any((folder / mark).is_file() for mark in _MARKS)
+
+
 def _runs_below(folder: Path, depth: str) -> list[Path]:
     """The folders that have a ledger, or say what run they are of."""
-    marks = ("sandboxes.jsonl", "run.json")
-    files = [path for mark in marks for path in folder.glob(f"{depth}/{mark}") if path.is_file()]
+    files = [path for mark in _MARKS for path in folder.glob(f"{depth}/{mark}") if path.is_file()]
     return sorted({path.parent for path in files})

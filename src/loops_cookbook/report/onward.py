@@ -10,13 +10,13 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from loops_cookbook.errors import RunFolderError
-from loops_cookbook.recipes.checkpoints import CheckpointRules, best_of, is_better, score_of
+from loops_cookbook.recipes.checkpoints import CheckpointRules, is_better, score_of
 from loops_cookbook.records import EvaluationRow, RunStatus
 from loops_cookbook.report.words import measure
 from loops_cookbook.rundir.layout import RunFolder
 from loops_cookbook.rundir.read import RecordedRun, open_run
 from loops_cookbook.rundir.references import kept_checkpoints
-from loops_cookbook.rundir.rows import CheckpointRow
+from loops_cookbook.rundir.rows import CheckpointRow, best_of
 from loops_cookbook.rundir.updates import UpdateStore
 
 
@@ -53,13 +53,12 @@ def _begins_again(run: RecordedRun) -> bool:
 def _policy(root: Path, kept: list[CheckpointRow], evaluations: Iterable[EvaluationRow]) -> str:
     last = kept[-1]
     named = f"policy: {root}@{last.update}"
-    is_loss = any((row.score_name or "").endswith("/loss") for row in kept)
-    rules = CheckpointRules(every=0, keep=1, is_loss=is_loss)
-    best = best_of(kept, rules)
+    best = best_of(kept)
     if best is None or best.score is None:
         return named
+    rules = CheckpointRules(every=0, keep=1, is_loss=best.is_loss)
     score = f"{best.score_name} {measure(best.score)}"
-    firsts = (score_of([row], is_loss=is_loss) for row in evaluations if row.update == 0)
+    firsts = (score_of([row], is_loss=best.is_loss) for row in evaluations if row.update == 0)
     first = next((each for each in firsts if each and each.name == best.score_name), None)
     if first is not None and is_better(first.value, best.score, rules):
         score += f"; {measure(first.value)} before the first update"

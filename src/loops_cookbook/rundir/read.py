@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from loops_cookbook.attempts import Scalar
 from loops_cookbook.errors import RunFolderError
 from loops_cookbook.journal import Row, read_rows
-from loops_cookbook.problems import found
+from loops_cookbook.problems import found, nearest, shown
 from loops_cookbook.records import (
     SCHEMA_VERSION,
     EvaluationRow,
@@ -128,24 +128,40 @@ def read_evaluations(folder: RunFolder) -> tuple[EvaluationRow, ...]:
 
 
 def _no_run(root: Path, is_wanted: Callable[[RecordedRun], bool] | None) -> str:
-    """What a folder is instead of a run's, as far as it shows."""
+    """What is there instead of a run's folder, as far as it shows, and which run may be meant."""
+    where = shown(root)
     if not root.exists():
-        return f"there is no folder {root}: name the folder of a run"
-    if within := sorted((path.parent for path in root.glob("*/run.json")), reverse=True):
-        likely = (run for run in within if is_wanted is None or _is(run, is_wanted))
-        named = next(likely, within[0])
-        return f"{root} holds runs and is none: name one of them, such as {named}"
+        beside = [run.name for run in runs_below(root.parent) if run.parent == root.parent]
+        near = nearest(root.name, beside) or next(iter(beside), None)
+        such = "" if near is None else f", such as {shown(root.with_name(near))}"
+        return f"there is no folder {where}: name the folder of a run{such}"
+    if not root.is_dir():
+        of = f"the run, {shown(root.parent)}" if RunFolder(root.parent).run.is_file() else "a run"
+        return f"{where} is a file: name the folder of {of}"
+    if within := runs_below(root):
+        such = next((run for run in within if is_wanted is None or _is(run, is_wanted)), within[0])
+        return f"{where} holds {_runs(len(within))} and is none: name one, such as {shown(such)}"
     if (root / ORIGIN_FILE).is_file():
         return (
-            f"{root} is what `loops export` wrote: name the run that it is from, or the folder as "
+            f"{where} is what `loops export` wrote: name the run that it is from, or the folder as "
             "model.name where it is a whole model"
         )
     if RunFolder(root).transcripts.is_dir():
         return (
-            f"{root} has no run.json: its run has not begun, or was killed before it did, and "
+            f"{where} has no run.json: its run has not begun, or was killed before it did, and "
             "nothing of it is there; name the folder of another run"
         )
-    return f"{root} has no run.json: name the folder of a run, which holds one from its start on"
+    return f"{where} has no run.json: name the folder of a run, which holds one from its start on"
+
+
+def _runs(number: int) -> str:
+    return "a run" if number == 1 else f"{number:,} runs"
+
+
+def runs_below(folder: Path) -> list[Path]:
+    """The run folders in a folder, else in the folders in it, the newest first."""
+    files = [*folder.glob("*/run.json")] or [*folder.glob("*/*/run.json")]
+    return sorted((file.parent for file in files), key=lambda run: run.name, reverse=True)
 
 
 def _is(root: Path, wanted: Callable[[RecordedRun], bool]) -> bool:

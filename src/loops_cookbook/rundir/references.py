@@ -3,17 +3,22 @@
 A run folder alone means its last checkpoint. One that was not kept is not there to be named.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from loops_cookbook.errors import RunFolderError
+from loops_cookbook.problems import shown
 from loops_cookbook.records import RunRow
 from loops_cookbook.rundir.layout import RunFolder
 from loops_cookbook.rundir.read import RecordedRun, open_run
-from loops_cookbook.rundir.rows import CheckpointRow
+from loops_cookbook.rundir.rows import CheckpointRow, best_of
 
 SCHEMES = ("bt://", "tinker://")
 """How the paths of services begin."""
+
+_MOST_TOLD = 5
+"""Checkpoints that a message names, the best besides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,19 +54,22 @@ def locate(reference: str, *, beside: Path | None = None) -> Located:
     name, update = parted(reference)
     root = (beside or Path.cwd()) / Path(name).expanduser()
     _require_number(root)
-    run = open_run(root, is_wanted=lambda run: bool(kept_checkpoints(run)))
+    run = open_run(root, is_wanted=_has_checkpoint)
     kept = kept_checkpoints(run)
     if not kept:
-        raise RunFolderError(
-            f"{root} has no checkpoint: name a run that saved one (training.checkpoint_every)"
-        )
+        raise RunFolderError(f"{shown(root)} {_why_none(run)}")
     chosen = [row for row in kept if update in (None, row.update)]
     if not chosen:
-        there = ", ".join(f"@{row.update}" for row in kept)
         was_saved = update in {row.update for row in run.checkpoints()}
         why = ", which was saved and not kept (training.keep)" if was_saved else ""
-        raise RunFolderError(f"{root} has no checkpoint of update {update}{why}: it has {there}")
+        raise RunFolderError(
+            f"{shown(root)} has no checkpoint of update {update}{why}: it has {_told(kept)}"
+        )
     return Located(run.run, root, chosen[-1])
+
+
+def _has_checkpoint(run: RecordedRun) -> bool:
+    return bool(kept_checkpoints(run))
 
 
 def _require_number(root: Path) -> None:
@@ -70,12 +78,36 @@ def _require_number(root: Path) -> None:
     run = root.with_name(name) if name else root
     if not at or not RunFolder(run).run.is_file() or root.exists():
         return
-    kept = kept_checkpoints(open_run(run))
-    told = [f"@{row.update}" for row in kept]
+    recorded = open_run(run)
+    kept = kept_checkpoints(recorded)
     raise RunFolderError(
-        f"{root}: after the last @ stands the number of an update, and {after!r} is none: {run} "
-        f"has {', '.join(told) or 'no checkpoint'}"
+        f"{shown(root)}: after the last @ stands the number of an update, and {after!r} is none: "
+        f"{shown(run)} {f'has {_told(kept)}' if kept else _why_none(recorded)}"
     )
+
+
+def _told(kept: Sequence[CheckpointRow]) -> str:
+    """Checkpoints as they are named, the newest and the best of them where they are many."""
+    best = best_of(kept)
+    named = [row for row in kept if row is best or row in kept[-_MOST_TOLD:]]
+    left = len(kept) - len(named)
+    words = [f"{left:,} older ones"] if left else []
+    for row in named:
+        is_best = f" (the best by {row.score_name})" if row is best and len(kept) > 1 else ""
+        words.append(f"@{row.update}{is_best}")
+    return ", ".join(words)
+
+
+def _why_none(run: RecordedRun) -> str:
+    """That a run has no checkpoint, and what to name instead of it."""
+    if run.run.recipe == "eval":
+        policies = dict.fromkeys(row.policy or "" for row in run.evaluations())
+        named = [each for each in policies if is_service_path(each) or parted(each)[1] is not None]
+        such = f"what it evaluated, {', '.join(named)}" if named else "the folder of a run"
+        return f"is of `loops eval`, which saves no checkpoint: name {such}"
+    if run.checkpoints():
+        return "has no checkpoint any more: those that it saved were deleted; name another run"
+    return "has no checkpoint: name a run that saved one (training.checkpoint_every)"
 
 
 def kept_checkpoints(run: RecordedRun) -> list[CheckpointRow]:

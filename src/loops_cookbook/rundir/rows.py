@@ -1,6 +1,6 @@
 """The rows that a run writes for itself alone, so that it can go on after a kill."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import field
 
 from loops_cookbook.records import Row
@@ -43,3 +43,15 @@ class CheckpointRow(Row):
     """Groups that were started, and neither trained nor rejected."""
     counts: Mapping[str, int] = field(default_factory=dict[str, int])
     """`StepRow.totals` as they then were."""
+
+    @property
+    def is_loss(self) -> bool:
+        """Whether its score is a loss, of which the lowest is the best."""
+        return (self.score_name or "").endswith("/loss")
+
+
+def best_of(rows: Sequence[CheckpointRow]) -> CheckpointRow | None:
+    """The one with the best score, the first of those that are equal; None where none has one."""
+    scored = [(row.score, row) for row in rows if row.score is not None]
+    costs = [(score if row.is_loss else -score, row) for score, row in scored]
+    return min(costs, key=lambda each: each[0], default=(0.0, None))[1]
