@@ -35,9 +35,11 @@ def saved(update: int) -> CheckpointRow:
         (["run", "a.toml", "--resume"], ["run", "a.toml", "--resume", ""]),
         (["run", "--resume", "runs/a", "a.toml"], ["run", "--resume", "runs/a", "a.toml"]),
         (["--resume", "--debug"], ["--resume", "", "--debug"]),
+        (["--resume", "a.toml"], ["--resume", "", "a.toml"]),
     ],
 )
 def test_resume_without_a_folder_means_the_newest(given: list[str], meant: list[str]) -> None:
+    """A config after it was taken for the folder, and then missed."""
     assert with_resume_value(given) == meant
 
 

@@ -708,11 +708,39 @@ def test_a_run_is_resumed_under_its_own_scope_only(runnable, tmp_path: Path) -> 
     plan = runnable()
     folder = new_run_folder("runs", tmp_path)
     recorded(plan, folder, scope="remote")
+    folder.starts.write_text("{}\n")
     with pytest.raises(RunFolderError) as error:
         find_resumed(plan, str(folder.root))
     told = str(error.value)
     assert "was run under scope 'remote', and this is scope" in told
     assert told.endswith(": add --scope remote, or name another run: --resume RUN_DIR")
+
+
+@pytest.mark.parametrize("fields", [{"scope": "remote"}, {"config": {}}, {"recipe": "sft"}])
+def test_where_nothing_was_done_that_is_told_and_not_what_differs(
+    runnable, tmp_path: Path, fields: dict[str, object]
+) -> None:
+    """Of a run whose server was never reached it said under which scope it goes on: there was
+    nothing to go on with."""
+    plan = runnable()
+    folder = new_run_folder("runs", tmp_path)
+    recorded(plan, folder, status="failed", **fields)
+    scope = fields.get("scope", row_of(plan).scope)
+    with pytest.raises(RunFolderError) as error:
+        find_resumed(plan, str(folder.root))
+    told = str(error.value)
+    assert told.startswith(f"there is nothing to resume in {shown(folder.root)}: nothing was done")
+    assert f"(scope {scope!r}, failed); run the config without --resume, or name" in told
+
+
+def test_an_evaluation_is_not_gone_on_with(runnable, tmp_path: Path) -> None:
+    """It was told as a run of the recipe 'eval', which no config has."""
+    plan = runnable()
+    folder = new_run_folder("runs", tmp_path)
+    recorded(plan, folder, recipe="eval")
+    folder.evaluations.write_text("{}\n")
+    with pytest.raises(RunFolderError, match="is of `loops eval`, which is not gone on with: "):
+        find_resumed(plan, str(folder.root))
 
 
 def test_a_key_of_a_later_version_is_a_difference() -> None:

@@ -13,11 +13,12 @@ import typer
 
 from loops_cookbook.cli.settable import SettableCommand
 from loops_cookbook.config.sft import SFTConfig
-from loops_cookbook.errors import RunFolderError
+from loops_cookbook.errors import RunFolderError, UsageError
+from loops_cookbook.problems import shown
 from loops_cookbook.recipes.memory import Memory
 from loops_cookbook.recipes.plan import Plan
 from loops_cookbook.recipes.plans import AnyPlan
-from loops_cookbook.recipes.resume import find_unfinished, require_same
+from loops_cookbook.recipes.resume import find_unfinished, has_work, require_same
 from loops_cookbook.recipes.rules import planned_updates
 from loops_cookbook.recipes.sft_plan import SFTPlan
 from loops_cookbook.records import RunRow
@@ -31,6 +32,8 @@ PastT = TypeVar("PastT", Past, SFTPast)
 PROGRAM = "loops"
 UV_RUN = "UV_RUN_RECURSION_DEPTH"
 """What `uv run` sets for whatever it starts; `UV` has `uvx` set too."""
+_CONFIG = ".toml"
+"""How a config ends, and the folder of a run does not."""
 _NEWEST = ""
 """What `--resume` means without a folder."""
 
@@ -46,7 +49,7 @@ ResumeOption: TypeAlias = Annotated[
 
 
 class ResumableCommand(SettableCommand):
-    """A command whose `--resume` may stand without a folder, at the end or before an option."""
+    """A command whose `--resume` may stand without a folder, wherever none comes after it."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Give a `--resume` without a value the one that means the newest run."""
@@ -59,7 +62,7 @@ def with_resume_value(args: Sequence[str]) -> list[str]:
     for place, arg in enumerate(args):
         after = args[place + 1] if place + 1 < len(args) else "-"
         given.append(arg)
-        if arg == "--resume" and after.startswith("-"):
+        if arg == "--resume" and (after.startswith("-") or after.endswith(_CONFIG)):
             given.append(_NEWEST)
     return given
 
@@ -179,16 +182,34 @@ def find_resumed(plan: AnyPlan, resume: str) -> Resumed:
         run = find_unfinished(plan.loaded)
     else:
         run = open_run(Path(os.path.abspath(Path(resume).expanduser())))
+    try:
+        _require_same_recipe(plan, run)
+        require_same(plan.loaded, run.run, run.folder.root)
+        _require_same_scope(plan, run)
+    except UsageError as error:
+        if has_work(run.folder):
+            raise
+        raise RunFolderError(
+            f"there is nothing to resume in {shown(run.folder.root)}: nothing was done in it (scope "
+            f"{run.run.scope!r}, {run.run.status}); run the config without --resume, or name "
+            "another run: --resume RUN_DIR"
+        ) from error
+    _require_name(run)
+    return Resumed(run)
+
+
+def _require_same_recipe(plan: AnyPlan, run: RecordedRun) -> None:
     recipe = "sft" if isinstance(plan.config, SFTConfig) else "rl"
+    if run.run.recipe == "eval":
+        raise RunFolderError(
+            f"{shown(run.folder.root)} is of `loops eval`, which is not gone on with: name a run "
+            "of this config, or evaluate again"
+        )
     if run.run.recipe != recipe:
         raise RunFolderError(
             f"{run.folder.root} is a run of the recipe {run.run.recipe!r}, and the config's is "
             f"{recipe!r}: name a run of this config"
         )
-    require_same(plan.loaded, run.run, run.folder.root)
-    _require_same_scope(plan, run)
-    _require_name(run)
-    return Resumed(run)
 
 
 def _require_name(run: RecordedRun) -> None:

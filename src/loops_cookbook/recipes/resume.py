@@ -71,7 +71,7 @@ def find_unfinished(loaded: LoadedConfig[AnyConfig]) -> RecordedRun:
     of_config = [run for run in runs if (run.run.recipe, run.run.config_path) == (recipe, path)]
     of_config.sort(key=lambda run: (run.run.started_at, run.folder.root.name), reverse=True)
     open_ones = [run for run in of_config if run.run.status != "done"]
-    unfinished = next((run for run in open_ones if _has_work(run.folder)), None)
+    unfinished = next((run for run in open_ones if has_work(run.folder)), None)
     unfinished = unfinished or next(iter(open_ones), None)
     # A record is not written before its run starts, so an older file is that of an older run.
     since = unfinished.run.started_at - _SKEW_SECONDS if unfinished else 0.0
@@ -92,6 +92,13 @@ def find_unfinished(loaded: LoadedConfig[AnyConfig]) -> RecordedRun:
         f"the newest, raise training.updates (or epochs) and name it: "
         f"--resume {shown(of_config[0].folder.root)}"
     )
+
+
+def has_work(folder: RunFolder) -> bool:
+    """Whether anything was done under a run: a group started, an update, an evaluation."""
+    rows = (folder.starts, folder.steps, folder.rollouts, folder.evaluations)
+    has_rows = any(path.is_file() and path.stat().st_size > 0 for path in rows)
+    return has_rows or bool(UpdateStore(folder.updates).kept())
 
 
 def require_same(loaded: LoadedConfig[AnyConfig], run: RunRow, root: Path) -> None:
@@ -178,13 +185,6 @@ def _runs_in(output_dir: Path) -> tuple[list[RecordedRun], dict[RunFolder, RunFo
         except RunFolderError as error:
             unread[RunFolder(path.parent)] = error
     return runs, unread
-
-
-def _has_work(folder: RunFolder) -> bool:
-    """Whether anything was done under a run: a group started, an update, an evaluation."""
-    rows = (folder.starts, folder.steps, folder.rollouts, folder.evaluations)
-    has_rows = any(path.is_file() and path.stat().st_size > 0 for path in rows)
-    return has_rows or bool(UpdateStore(folder.updates).kept())
 
 
 def _in_doubt(config: str, error: RunFolderError, other: RecordedRun | None) -> str:
