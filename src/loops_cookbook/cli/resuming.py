@@ -190,9 +190,9 @@ def find_resumed(plan: AnyPlan, resume: str) -> Resumed:
         if has_work(run.folder):
             raise
         raise RunFolderError(
-            f"there is nothing to resume in {shown(run.folder.root)}: nothing was done in it (scope "
-            f"{run.run.scope!r}, {run.run.status}); run the config without --resume, or name "
-            "another run: --resume RUN_DIR"
+            f"there is nothing to resume in {shown(run.folder.root)}: nothing was done in it "
+            f"(scope {run.run.scope!r}, {run.run.status}); run the config without --resume, or "
+            "name another run: --resume RUN_DIR"
         ) from error
     _require_name(run)
     return Resumed(run)

@@ -131,6 +131,16 @@ def load_config(
     return LoadedConfig(config, located.path, located.bundled, here, text, parsed)
 
 
+def recipe_of(name: str | Path) -> str | None:
+    """The recipe that a config names, whatever else is in it; None where that cannot be known."""
+    try:
+        path = locate_config(name, working_directory=Path.cwd()).path
+        recipe = _parse(_read(path), path).get("recipe")
+    except ConfigError:
+        return None
+    return recipe if isinstance(recipe, str) and recipe in RECIPES else None
+
+
 def _schema(recipe: object, path: Path, overrides: Sequence[Override]) -> type[AnyConfig]:
     """The recipe's config; a missing `recipe` is told with what else is wrong with an RL one."""
     if isinstance(recipe, str) and recipe in RECIPES:
