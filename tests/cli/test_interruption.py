@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from loops_cookbook.cli.exits import Terminated
 from loops_cookbook.cli.interruption import Interruption, left
 from loops_cookbook.recipes.ending import Ending
 from loops_cookbook.records import RunStatus
-from loops_cookbook.report.closing import Closing
+from loops_cookbook.report.closing import Closing, Evaluated
 from loops_cookbook.rollouts.blocks import Block
 from loops_cookbook.rollouts.jobs import Job
 from loops_cookbook.rollouts.keeper import open_keeper
@@ -86,6 +87,23 @@ def test_what_is_left_of_a_run_is_told_with_how_to_go_on(
 ) -> None:
     """Ctrl-C said `interrupted` and no more, SIGTERM nothing at all."""
     assert left(how, RunFolder(Path("runs/x/1"))) == told
+
+
+@pytest.mark.parametrize(
+    ("ended", "told"),
+    [
+        (0, "no evaluation came to its end; what it did is in runs/x/1, and it begins anew"),
+        (
+            1,
+            "1 evaluation came to the end and is in runs/x/1/evaluations.jsonl; what is left of "
+            "them begins anew",
+        ),
+    ],
+)
+def test_an_evaluation_is_not_told_as_a_run_that_trains(ended: int, told: str) -> None:
+    """`it kept no update` was said of `loops eval`, which makes none."""
+    how = replace(closing(), is_evaluation=True, evaluated=Evaluated(ended, 8 * ended))
+    assert left(how, RunFolder(Path("runs/x/1"))) == [told]
 
 
 def interruption(

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from loops_cookbook.records import EvaluationRow
-from loops_cookbook.report.closing import Closing
+from loops_cookbook.report.closing import Closing, Evaluated
 
 
 def evaluation(update: int, reward: float | None, **passes: float) -> EvaluationRow:
@@ -59,6 +59,26 @@ def test_attempts_are_told_by_what_they_came_to() -> None:
         "attempts: 6,528: 6,400 trained, 112 unused (no_variance 112), "
         "16 discarded (failed 12, no_reply 4)"
     )
+
+
+def test_attempts_of_evaluations_are_told_beside_those_in_training() -> None:
+    """They were left out of a line that seemed to account for all."""
+    counts = {"attempts/finished": 64, "attempts/trained": 64}
+    row = replace(evaluation(0, 0.5), fates={"evaluated": 7, "discarded/failed": 1})
+    once = Evaluated().with_(row)
+    twice = once.with_(replace(row, fates={"evaluated": 8}))
+    assert closing(counts=counts, evaluated=twice).lines(width=80)[-2] == (
+        "attempts: 64: 64 trained, 0 unused, 0 discarded; besides, 16 in 2 evaluations (1 without "
+        "a reward)"
+    )
+    told = closing(evaluated=once).lines(width=80)[-2]
+    assert told == "attempts: 8 in 1 evaluation (1 without a reward)"
+
+
+def test_an_evaluation_alone_ends_after_evaluations_and_not_after_updates() -> None:
+    """`done after 0 updates` stood in the log of `loops eval`."""
+    told = closing(updates=0, is_evaluation=True, evaluated=Evaluated(2, 16))
+    assert told.lines(width=80)[0] == "done after 2 evaluations, 3 min 12 s"
 
 
 def test_held_out_scores_are_told_before_and_after() -> None:

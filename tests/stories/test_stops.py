@@ -533,7 +533,7 @@ def test_an_evaluation_is_stopped_like_a_run(project: Project, how: str) -> None
     wait_for((project.folder / "here").exists)
     end = project.stop(process, *([INT, INT] if how else [INT]))
     assert end.status == 130
-    assert end.said[0].startswith("loops: interrupted: it kept no update; ")
+    assert end.said[0].startswith("loops: interrupted: no evaluation came to its end; ")
     assert end.run.run.status == "interrupted"
 
 

@@ -20,6 +20,7 @@ from loops_cookbook.problems import shown
 from loops_cookbook.recipes.ending import Ending
 from loops_cookbook.records import Recorder
 from loops_cookbook.report.closing import Closing
+from loops_cookbook.report.words import count
 from loops_cookbook.rollouts.frames import users_line
 from loops_cookbook.rollouts.keeper import Keeper
 from loops_cookbook.rundir.layout import RunFolder
@@ -114,10 +115,23 @@ def left(closing: Closing | None, folder: RunFolder) -> list[str]:
         return ["nothing had begun"]
     if closing.status == "done":
         return [f"the run had come to its end; it is in {where}"]
+    if closing.is_evaluation:
+        return [_left_of_evaluation(closing.evaluated.evaluations, where)]
     if closing.onward is None:
         return [f"it kept no update; what it did is in {where}"]
     told = f"what it did is in {where}"
     return [told] if closing.resumed_by is None else [told, closing.resumed_by]
+
+
+def _left_of_evaluation(ended: int, where: str) -> str:
+    """It is never gone on with; what it came to until then stays."""
+    if not ended:
+        return f"no evaluation came to its end; what it did is in {where}, and it begins anew"
+    are = "is" if ended == 1 else "are"
+    return (
+        f"{count(ended, 'evaluation')} came to the end and {are} in {where}/evaluations.jsonl; "
+        "what is left of them begins anew"
+    )
 
 
 def _waits(keeper: Keeper | None) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from loops_cookbook.records import EvaluationRow, RunStatus
 from loops_cookbook.report.chart import chart, smoothed
@@ -15,6 +16,28 @@ TITLES: Mapping[str, str] = {
 """What a chart's metric is called over it."""
 
 _WIDEST = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """The evaluations of a run that came to their end: one of each set and time, or policy."""
+
+    evaluations: int = 0
+    attempts: int = 0
+    unscored: int = 0
+    """Those of them without a reward."""
+
+    def with_(self, row: EvaluationRow) -> Self:
+        """These and one more."""
+        attempts = sum(row.fates.values())
+        unscored = attempts - row.fates.get("evaluated", 0)
+        return type(self)(
+            self.evaluations + 1, self.attempts + attempts, self.unscored + unscored
+        )
+
+    def __str__(self) -> str:
+        lost = f" ({self.unscored:,} without a reward)" if self.unscored else ""
+        return f"{self.attempts:,} in {count(self.evaluations, 'evaluation')}{lost}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +56,10 @@ class Closing:
     """The first and the last of each set, which may be one and the same."""
     counts: Mapping[str, int]
     """`StepRow.totals` at the end."""
+    evaluated: Evaluated = Evaluated()
+    """Their attempts are in none of `counts`."""
+    is_evaluation: bool = False
+    """Whether nothing was to be trained: it is of `loops eval`."""
     charted: str = "reward/all_mean"
     """What `curve` is of, one of `TITLES`."""
     is_resumed: bool = False
@@ -54,15 +81,18 @@ class Closing:
             told += [f"{TITLES[self.charted]}, by update{means}", *drawn, ""]
         if self.evaluations:
             told += [*_scores(self.evaluations, "→" if unicode else "->"), ""]
-        if self.counts.get("attempts/finished"):
-            told += [f"attempts: {_attempts(self.counts)}"]
+        parts = [_attempts(self.counts)] if self.counts.get("attempts/finished") else []
+        parts += [str(self.evaluated)] if self.evaluated.attempts else []
+        told += [f"attempts: {'; besides, '.join(parts)}"] if parts else []
         onward = [] if self.onward is None or self.resumed_by is not None else [self.onward]
         return [*told, f"run: {self.folder}", *onward]
 
     def _end(self) -> str:
         since = " since it was resumed" if self.is_resumed else ""
         took = f"{duration(self.seconds)}{since}"
-        return f"{self.status} after {count(self.updates, 'update')}, {took}"
+        of = (self.evaluated.evaluations, "evaluation")
+        number, noun = of if self.is_evaluation else (self.updates, "update")
+        return f"{self.status} after {count(number, noun)}, {took}"
 
 
 def _scores(

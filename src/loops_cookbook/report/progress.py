@@ -31,7 +31,7 @@ from loops_cookbook.records import (
     RunStatus,
     StepRow,
 )
-from loops_cookbook.report.closing import TITLES, Closing
+from loops_cookbook.report.closing import TITLES, Closing, Evaluated
 from loops_cookbook.report.console import has_unicode, printable
 from loops_cookbook.report.onward import onward
 from loops_cookbook.report.streams import forget
@@ -100,6 +100,7 @@ class Progress:
         self._curves: dict[str, list[tuple[int, float]]] = {metric: [] for metric in TITLES}
         """By update, what the closing chart may be of."""
         self._evaluations: dict[str, tuple[EvaluationRow, EvaluationRow]] = {}
+        self._closed_evaluations = Evaluated()
         self._resume_command: str | None = None
         self.closing: Closing | None = None
         """What the run came to, once it has ended."""
@@ -216,6 +217,8 @@ class Progress:
             curve=self._curves[self._charted],
             charted=self._charted,
             evaluations=self._evaluations,
+            evaluated=self._closed_evaluations,
+            is_evaluation=self._table.recipe == "eval",
             counts=counts,
             is_resumed=self._is_resumed,
             onward=onward(self._folder, status, self._resume_command),
@@ -247,6 +250,7 @@ class Progress:
     def _compare(self, row: EvaluationRow) -> None:
         first, _ = self._evaluations.get(row.set, (row, row))
         self._evaluations[row.set] = (first, row)
+        self._closed_evaluations = self._closed_evaluations.with_(row)
 
     def _is_due(self, seconds: float) -> bool:
         return self._now() - self._shown_at >= seconds
