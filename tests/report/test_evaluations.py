@@ -34,24 +34,32 @@ def tasks(*rewards: tuple[float | None, ...]) -> tuple[TaskResult, ...]:
     )
 
 
-def test_each_policy_is_a_line_with_its_intervals_and_its_losses() -> None:
-    other = replace(ROW, policy="runs/a@10", fates={"evaluated": 4})
-    assert evaluation_lines([ROW, other], [])[:3] == [
-        "evaluation   policy      reward                 solved                pass@k"
-        "                        attempts   lost",
-        "held_out     base        0.250 [0.000, 0.500]   25.0% [0.0%, 50.0%]   "
-        "50.0% [9.5%, 90.5%] (k = 2)   5          1",
-        "held_out     runs/a@10   0.250 [0.000, 0.500]   25.0% [0.0%, 50.0%]   "
-        "50.0% [9.5%, 90.5%] (k = 2)   4",
+def test_each_policy_of_a_set_is_a_line_with_its_intervals_and_its_losses() -> None:
+    other = replace(ROW, policy="runs/a@10", fates={"evaluated": 5})
+    greedy = replace(ROW, set="greedy", pass_at_k={}, fates={"evaluated": 1})
+    assert evaluation_lines([ROW, other, greedy], []) == [
+        "held_out: 5 attempts each",
+        "policy     reward                solved               pass@2               lost",
+        "base       0.250 [0.000, 0.500]  25.0% [0.0%, 50.0%]  50.0% [9.5%, 90.5%]  1",
+        "runs/a@10  0.250 [0.000, 0.500]  25.0% [0.0%, 50.0%]  50.0% [9.5%, 90.5%]",
+        "",
+        "greedy: 1 attempt",
+        "policy  reward                solved",
+        "base    0.250 [0.000, 0.500]  25.0% [0.0%, 50.0%]",
+        "",
+        "[low, high]: 95 % confidence, over tasks",
     ]
+
+
+def test_a_policy_that_is_called_as_runs_are_has_its_line_in_120_columns() -> None:
+    """A line had 135: the set and `(k = 4)` stood in each."""
+    named = replace(ROW, policy="runs/terminal_bench/20260101-120000-4f2a@1000")
+    assert max(map(len, evaluation_lines([named], []))) <= 120
 
 
 def test_a_loss_alone_has_no_columns_of_attempts() -> None:
     row = replace(ROW, loss=0.4, fates={}, pass_at_k={}, reward_mean=None, solve_rate=None)
-    assert evaluation_lines([row], [])[:2] == [
-        "evaluation   policy   loss",
-        "held_out     base     0.400",
-    ]
+    assert evaluation_lines([row], [])[:3] == ["held_out", "policy  loss", "base    0.400"]
 
 
 def test_two_policies_stand_side_by_side() -> None:
@@ -62,9 +70,9 @@ def test_two_policies_stand_side_by_side() -> None:
     assert compared.loss is None
     assert evaluation_lines([first], [compared])[-5:] == [
         "held_out: runs/a@10 minus base",
-        "         difference                 p     better   worse   equal",
-        "reward   +0.625 [+0.500, +0.750]    0.5   2        0       0",
-        "solved   +75.0% [+50.0%, +100.0%]   0.5   2        0       0",
+        "        difference                p    better  worse  equal",
+        "reward  +0.625 [+0.500, +0.750]   0.5  2       0      0",
+        "solved  +75.0% [+50.0%, +100.0%]  0.5  2       0      0",
         "left out: 1 task without a reward of both policies",
     ]
 
@@ -75,6 +83,6 @@ def test_a_lower_loss_is_better() -> None:
     compared = compare(first, second)
     assert compared is not None
     assert evaluation_lines([first], [compared])[-2:] == [
-        "       difference   p     better   worse   equal",
-        "loss   -0.250       0.5   2        0       0",
+        "      difference  p    better  worse  equal",
+        "loss  -0.250      0.5  2       0      0",
     ]

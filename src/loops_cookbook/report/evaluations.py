@@ -1,4 +1,4 @@
-"""What an evaluation alone came to: its scores, and two policies side by side, as lines."""
+"""What an evaluation alone came to: scores set by set, and two policies side by side, as lines."""
 
 from collections.abc import Sequence
 
@@ -6,38 +6,44 @@ from loops_cookbook.recipes.comparison import Comparison, Difference
 from loops_cookbook.records import EvaluationRow
 from loops_cookbook.report.words import aligned, between, count, measure, share
 
+_GAP = "  "
+"""So narrow that a line is of at most 120 characters, with the name of a run in it."""
+
 
 def evaluation_lines(rows: Sequence[EvaluationRow], comparisons: Sequence[Comparison]) -> list[str]:
-    """A table of every set and policy, then one for each pair that was compared."""
-    told = aligned(_scores(rows))
+    """A table of the policies for every set, then one for each pair that was compared."""
+    told: list[str] = []
+    for name in dict.fromkeys(row.set for row in rows):
+        told += [*_scored([row for row in rows if row.set == name]), ""]
     if any(row.reward_interval for row in rows):
-        told += ["", "[low, high]: 95 % confidence, over tasks"]
+        told += ["[low, high]: 95 % confidence, over tasks", ""]
     for comparison in comparisons:
-        told += ["", *_compared(comparison)]
-    return told
+        told += [*_compared(comparison), ""]
+    return told[:-1]
 
 
-def _scores(rows: Sequence[EvaluationRow]) -> list[list[str]]:
-    """A line for each, without the columns that none of them has."""
-    titles = ["evaluation", "policy", "loss", "reward", "solved", "pass@k", "attempts", "lost"]
-    cells = [_cells(row) for row in rows]
+def _scored(rows: Sequence[EvaluationRow]) -> list[str]:
+    """A set, and a line for each policy, without the columns that none of them has."""
+    k = max((k for row in rows for k in row.pass_at_k), default=0)
+    titles = ["policy", "loss", "reward", "solved", f"pass@{k}", "lost"]
+    cells = [_cells(row, k) for row in rows]
     used = [i for i in range(len(titles)) if any(row[i] for row in cells)]
-    return [[row[i] for i in used] for row in (titles, *cells)]
+    # Every policy is given the same tasks, as often.
+    attempts = max(sum(row.fates.values()) for row in rows)
+    each = " each" if len(rows) > 1 else ""
+    title = f"{rows[0].set}: {count(attempts, 'attempt')}{each}" if attempts else rows[0].set
+    return [title, *aligned([[row[i] for i in used] for row in (titles, *cells)], gap=_GAP)]
 
 
-def _cells(row: EvaluationRow) -> list[str]:
+def _cells(row: EvaluationRow, k: int) -> list[str]:
     attempts = sum(row.fates.values())
     lost = attempts - row.fates.get("evaluated", 0)
-    k = max(row.pass_at_k, default=0)
-    passed = between(share, row.pass_at_k.get(k), row.pass_at_k_intervals.get(k))
     return [
-        row.set,
         row.policy or "",
         "" if row.loss is None else measure(row.loss),
         between(measure, row.reward_mean, row.reward_interval) if attempts else "",
         between(share, row.solve_rate, row.solve_rate_interval) if attempts else "",
-        f"{passed} (k = {k})" if k else "",
-        f"{attempts:,}" if attempts else "",
+        between(share, row.pass_at_k.get(k), row.pass_at_k_intervals.get(k)) if k else "",
         f"{lost:,}" if lost else "",
     ]
 
@@ -54,7 +60,10 @@ def _compared(comparison: Comparison) -> list[str]:
         for name, score, show in scores
         if score is not None
     ]
-    told = [f"{comparison.set}: {comparison.second} minus {comparison.first}", *aligned(table)]
+    told = [
+        f"{comparison.set}: {comparison.second} minus {comparison.first}",
+        *aligned(table, gap=_GAP),
+    ]
     if comparison.unpaired:
         told.append(
             f"left out: {count(comparison.unpaired, 'task')} without a reward of both policies"
