@@ -1,5 +1,8 @@
 """`loops cleanup` says what it did."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -116,3 +119,21 @@ def test_a_damaged_ledger_does_not_keep_the_other_runs_from_being_cleaned(
     for run, name in ((first, names[0]), (last, names[2])):
         assert f"runs/{run.name}: released {name}\n" in text
     assert f"loops: {broken}/sandboxes.jsonl:1 is not a row of a ledger" in text
+
+
+def test_a_reader_that_leaves_does_not_keep_the_other_runs_from_being_cleaned(
+    folder: RunFolder, tmp_path: Path
+) -> None:
+    """`loops cleanup | head -1` released what one run held, and the others billed on."""
+    for one in (folder, new_run_folder("runs", tmp_path)):
+        left_over(one)
+    code = "import sys; sys.argv = ['loops', 'cleanup']\n"
+    code += f"import tempfile; tempfile.tempdir = {str(tmp_path)!r}\n"
+    code += "from loops_cookbook.cli.main import main; main()"
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, b"")
+    assert not list(tmp_path.glob("loops-*"))

@@ -214,6 +214,7 @@ def test_an_error_keeps_its_status_where_nobody_reads_the_answer() -> None:
         "import sys, typer\n"
         "from loops_cookbook.cli.exits import guarded\n"
         "from loops_cookbook.errors import ConfigError\n"
+        "from loops_cookbook.report.streams import prepare_streams\n"
         "def command(as_json: bool = True):\n"
         "    sys.stdin.read()\n"
         "    raise ConfigError('a: wrong')\n"
@@ -244,7 +245,13 @@ RAISES = "raise ConfigError('a: wrong')"
         (
             "print('answer')",
             1,
-            "[Errno 28] No space left on device: make room, then start the command again",
+            "No space left on device: make room, then start the command again",
+        ),
+        (
+            "prepare_streams(); print('answer')",
+            1,
+            "stdout takes no more (No space left on device): what was done stays done; make room, "
+            "or send the answer elsewhere",
         ),
         (RAISES, 2, "a: wrong"),
     ],
@@ -255,6 +262,7 @@ def test_a_full_disk_under_the_answer_is_no_bug_of_ours(does: str, status: int, 
         "import typer\n"
         "from loops_cookbook.cli.exits import guarded\n"
         "from loops_cookbook.errors import ConfigError\n"
+        "from loops_cookbook.report.streams import prepare_streams\n"
         "def command(as_json: bool = True):\n"
         f"    {does}\n"
         "app = typer.Typer()\n"

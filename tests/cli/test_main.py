@@ -1,5 +1,6 @@
 """Ctrl-C ends the command in one line, also while it is still being imported."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -91,3 +92,17 @@ def test_the_entry_runs_the_command() -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0
     assert done.stdout.startswith("loops-cookbook ")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+@pytest.mark.parametrize("words", [["--version"], ["--help"], ["run", "--help"]])
+def test_a_full_disk_under_the_help_is_one_line(words: list[str]) -> None:
+    """It was a traceback: help and version are said before any command begins."""
+    code = f"import sys; sys.argv = ['loops', *{words}]\n"
+    code += "from loops_cookbook.cli.main import main; main()"
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("loops: stdout takes no more (No space left on device): ")
+    assert done.stderr.count("\n") == 1

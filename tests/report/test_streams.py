@@ -164,3 +164,20 @@ def test_a_terminal_that_waits_for_the_command_is_told_past_stderr(waits: bool) 
     os.close(terminal)
     os.close(master)
     assert told == (b"loops: it goes on\r\n" if waits else b"")
+
+
+@pytest.mark.parametrize("flags", [[], ["-u"]])
+def test_that_stdout_takes_no_more_is_told_from_what_files_raise(flags: list[str]) -> None:
+    """`[Errno 28] No space left on device` was all, of a command that also wrote a folder."""
+    code = (
+        "import sys\n"
+        "from loops_cookbook.report.streams import AnswerLost, prepare_streams\n"
+        "prepare_streams()\n"
+        "try: print('answer', flush=True)\n"
+        "except AnswerLost as error: print(error.strerror, file=sys.stderr)\n"
+        "import os; os._exit(0)\n"
+    )
+    with Path(os.devnull).open() as unwritable:
+        command = [sys.executable, *flags, "-c", code]
+        done = subprocess.run(command, stdout=unwritable, stderr=subprocess.PIPE, text=True)
+    assert done.stderr == "Bad file descriptor\n"

@@ -1,5 +1,7 @@
 """The command `loops`: its commands, registered, and nothing else."""
 
+import sys
+from functools import partial
 from importlib.metadata import version
 from typing import Annotated
 
@@ -59,4 +61,7 @@ app.command()(guarded(serve))
 
 def main() -> None:
     """Run the command that the process's arguments name, and exit."""
-    app(prog_name="loops")
+    try:
+        guarded(partial(app, prog_name="loops"))()  # help and version are no commands of their own
+    except typer.Exit as ended:
+        sys.exit(ended.exit_code)

@@ -1,5 +1,6 @@
 """`loops cleanup`: release the sandboxes that runs which are over did not."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +17,7 @@ from loops_cookbook.recipes.cleanup import (
     config_directories,
     run_folders,
 )
+from loops_cookbook.report.streams import forget
 from loops_cookbook.report.words import count
 
 LEFT_OVER = 1
@@ -50,6 +52,7 @@ def cleanup(
 
     cleaned: list[Cleaned] = []
     damaged: list[RunFolderError] = []
+    unread: list[OSError] = []
 
     async def clean_all() -> None:
         for folder in folders:
@@ -59,8 +62,12 @@ def cleanup(
                 damaged.append(error)
                 continue
             cleaned.append(one)
-            for line in one.lines:
-                typer.echo(line)
+            try:
+                for line in one.lines:
+                    typer.echo(line)
+            except OSError as error:  # what is left bills, whether or not anybody reads of it
+                forget(sys.stdout.fileno())
+                unread.append(error)
 
     run_until_signalled(
         clean_all,
@@ -70,6 +77,8 @@ def cleanup(
     )
     if damaged:
         raise ExceptionGroup("folders that cannot be cleaned", damaged)
+    if unread:
+        raise unread[0]
     if not any(one.lines for one in cleaned):
         typer.echo(f"nothing to release in {count(len(cleaned), 'run')}" if folders else NOWHERE)
     if any(one.left for one in cleaned):

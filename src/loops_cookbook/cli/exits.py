@@ -20,11 +20,12 @@ from typing import NoReturn, ParamSpec, cast
 import typer
 
 from loops_cookbook.errors import OUR_BUG, LoopsError
-from loops_cookbook.report.streams import forget
+from loops_cookbook.report.streams import AnswerLost, forget
 
 P = ParamSpec("P")
 
 PIPE_CLOSED = 1
+ANSWER_LOST = 1
 DISK_FULL = 1
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -122,10 +123,14 @@ def _end(error: BaseException, *, debug: bool, as_json: bool) -> NoReturn:
     elif all(isinstance(cause, BrokenPipeError) for cause in causes):
         forget(sys.stdout.fileno(), sys.stderr.fileno())
         status = PIPE_CLOSED
+    elif all(isinstance(cause, AnswerLost) for cause in causes):
+        forget(sys.stdout.fileno())
+        status = ANSWER_LOST
+        say([_without_answer(cause) for cause in causes if isinstance(cause, AnswerLost)])
     elif all(isinstance(cause, OSError) and cause.errno in _FULL for cause in causes):
         forget(sys.stdout.fileno())  # it may be stdout that takes no more
         status = DISK_FULL
-        say([f"{cause}: make room, then start the command again" for cause in causes])
+        say([_without_room(cause) for cause in causes if isinstance(cause, OSError)])
     elif len(ours) == len(causes):
         status = max(cause.exit_status for cause in ours)
         lines = [line for cause in ours for line in str(cause).splitlines()]
@@ -137,6 +142,18 @@ def _end(error: BaseException, *, debug: bool, as_json: bool) -> NoReturn:
     if debug and status != OUR_BUG:
         _say_traceback(error)
     raise typer.Exit(status)
+
+
+def _without_answer(error: AnswerLost) -> str:
+    return (
+        f"stdout takes no more ({error.strerror}): what was done stays done; make room, or send "
+        "the answer elsewhere"
+    )
+
+
+def _without_room(error: OSError) -> str:
+    where = f"{error.filename}: " if error.filename else ""
+    return f"{where}{error.strerror}: make room, then start the command again"
 
 
 def _signalled(causes: Iterable[BaseException]) -> tuple[signal.Signals, str] | None:

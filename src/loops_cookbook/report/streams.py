@@ -3,7 +3,8 @@
 stderr carries progress and what a user's code prints. Where it takes no more, since its reader has
 gone (a dead `tee`, a closed terminal) or its disk is full, what was to be said is dropped: hours of
 work must not end by it, nor must a `print` in an Episode fail an attempt. stdout carries the
-answer, and a command whose answer is not taken ends by it, unless it has done more than answer.
+answer, and a command whose answer is not taken ends by it, unless it has done more than answer:
+that its write failed is an `AnswerLost`, whoever wrote, or a BrokenPipeError.
 A descriptor that was closed from the start is opened on nothing: the next file would take its
 number, and be written what others print.
 """
@@ -18,6 +19,26 @@ from typing import Any, TextIO
 
 _GONE = (errno.EPIPE, errno.EIO)
 """Of a pipe and a terminal that nobody reads any more: no later write comes through."""
+
+
+class AnswerLost(OSError):
+    """stdout takes no more, for another reason than that its reader has gone."""
+
+
+class _Answer(io.FileIO):
+    """stdout, whose errors are told from those of files."""
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__(descriptor, "w", closefd=False)
+
+    def write(self, data: Any, /) -> int | None:
+        """Write, or say why that cannot be."""
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise AnswerLost(error.errno, error.strerror) from error
 
 
 class _Side(io.FileIO):
@@ -62,9 +83,19 @@ def prepare_streams() -> None:
             os.set_inheritable(descriptor, True)  # for processes that are started it is the same
     if sys.stdin is None:
         sys.stdin = open(0, closefd=False)  # noqa: SIM115 - as long as the process
-    if sys.stdout is None:
-        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stdout = _answer(sys.stdout)
     sys.stderr = _side(sys.stderr)
+
+
+def _answer(stdout: TextIO | None) -> TextIO:
+    if stdout is None:
+        stdout = open(1, "w", closefd=False)  # noqa: SIM115 - for its encoding
+    return io.TextIOWrapper(
+        io.BufferedWriter(_Answer(1)),
+        encoding=stdout.encoding,
+        errors=stdout.errors,
+        line_buffering=stdout.isatty(),
+    )
 
 
 def _side(stderr: TextIO | None) -> TextIO:
