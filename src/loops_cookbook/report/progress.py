@@ -8,7 +8,6 @@ and so are evaluations, each after the row of its update.
 """
 
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -34,13 +33,13 @@ from loops_cookbook.records import (
 from loops_cookbook.report.closing import TITLES, Closing, Evaluated
 from loops_cookbook.report.console import has_unicode, printable
 from loops_cookbook.report.onward import onward
+from loops_cookbook.report.pace import Pace
 from loops_cookbook.report.streams import forget
 from loops_cookbook.report.table import UpdateTable
-from loops_cookbook.report.words import between, count, duration, measure, share
+from loops_cookbook.report.words import between, count, measure, share
 
 _REFRESH_SECONDS = 0.1
 _ROWS_UNDER_A_HEAD = 25
-_REMEMBERED_UPDATES = 10
 _BAR_WIDTH = 16
 _STYLES: Mapping[Level, str] = {"warning": "yellow", "error": "bold red"}
 
@@ -93,10 +92,7 @@ class Progress:
         """How many attempts an evaluation of each set has."""
         self._unscored = 0
         """Those of them without a reward."""
-        self._recent: deque[float] = deque(maxlen=_REMEMBERED_UPDATES)
-        """Seconds of updates, without those that an evaluation went on beside."""
-        self._is_beside = False
-        """Whether an evaluation has been at work since the last update."""
+        self._pace = Pace()
         self._curves: dict[str, list[tuple[int, float]]] = {metric: [] for metric in TITLES}
         """By update, what the closing chart may be of."""
         self._evaluations: dict[str, tuple[EvaluationRow, EvaluationRow]] = {}
@@ -148,7 +144,8 @@ class Progress:
             self._ended += 1
             self._lost += attempt.reward is None
         else:
-            self._evaluating, self._is_beside = purpose, True
+            self._evaluating = purpose
+            self._pace.evaluating()
             self._evaluated += 1
             self._unscored += attempt.reward is None
         if self._live is None:
@@ -174,10 +171,8 @@ class Progress:
         self._lost = max(0, self._lost - int(row.metrics.get("attempts/discarded", self._lost)))
         self._rejected = 0
         self._remember(row)
-        # What was sampled beside an evaluation is in the time of that, and not of the update.
-        is_beside, self._is_beside = self._is_beside and self._table.recipe != "sft", False
-        if (seconds := row.metrics.get("time/update")) is not None and not is_beside:
-            self._recent.append(seconds)
+        is_sampled = self._table.recipe != "sft"
+        self._pace.updated(self._now(), row.metrics.get("time/update"), is_sampled=is_sampled)
         if self._live is not None:
             if self._rows % _ROWS_UNDER_A_HEAD == 1:
                 self._print(self._table.head, style="dim")
@@ -192,7 +187,7 @@ class Progress:
     def evaluation(self, row: EvaluationRow) -> None:
         """Show its scores."""
         self._compare(row)
-        self._is_beside = True
+        self._pace.evaluating()
         self._evaluating, self._evaluated, self._unscored = None, 0, 0
         self._print_unseen()
         self._print(_scores(row))
@@ -309,11 +304,11 @@ class Progress:
         return line
 
     def _left(self) -> str:
-        """How long the planned updates may still take, and not the evaluations between them."""
-        if self._table.planned is None or not self._recent or self._updates >= self._table.planned:
+        """How long the planned updates may still take."""
+        if self._table.planned is None:
             return ""
-        seconds = sum(self._recent) / len(self._recent) * (self._table.planned - self._updates)
-        return f"about {duration(seconds)} {'of training ' if self._of_sets else ''}left"
+        updates = self._table.planned - self._updates
+        return self._pace.left(updates, are_evaluated=bool(self._of_sets))
 
 
 def _lost(attempts: int) -> str:
