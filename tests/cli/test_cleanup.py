@@ -55,6 +55,14 @@ def test_where_nothing_is_left_the_number_of_runs_looked_at_is_told(
     assert said("--dry-run") == (0, "nothing to release in 2 runs\n")
 
 
+def test_a_link_to_a_run_is_cleaned_as_the_run(folder: RunFolder) -> None:
+    """What bears the run's label was looked for under the link's name, and was not found."""
+    Path("latest").symlink_to(folder.root)
+    name = left_over(folder)
+    (folder.root / "sandboxes.jsonl").write_text("")
+    assert said("latest") == (0, f"runs/{folder.root.name}: released {name}\n")
+
+
 def test_what_could_not_be_released_is_a_status(folder: RunFolder) -> None:
     name = left_over(folder, kind="zeppelin")
     status, text = said(f"runs/{folder.root.name}")

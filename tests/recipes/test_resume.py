@@ -682,6 +682,19 @@ def test_a_folder_is_found_from_within_it(
     assert find_resumed(plan, ".").run.folder.root == folder.root
 
 
+@pytest.mark.parametrize("named", [True, False])
+def test_a_link_to_a_run_is_not_another_run(runnable, tmp_path: Path, named: bool) -> None:
+    """`runs/latest` made a run that went on `latest` to its services, which then could not tell it
+    from the next one."""
+    plan = runnable()
+    folder = new_run_folder(plan.loaded.output_dir, tmp_path)
+    recorded(plan, folder, scope=plan.scope.told)
+    link = folder.root.with_name("latest")
+    link.symlink_to(folder.root.name)
+    found = find_resumed(plan, str(link) if named else "")
+    assert found.run.folder.root == folder.root
+
+
 def test_a_folder_whose_name_no_service_takes_is_refused(runnable, tmp_path: Path) -> None:
     """The first checkpoint, or the first sandbox, failed in the middle of the run."""
     plan = runnable()

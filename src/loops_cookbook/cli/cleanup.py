@@ -19,6 +19,7 @@ from loops_cookbook.recipes.cleanup import (
 )
 from loops_cookbook.report.streams import forget
 from loops_cookbook.report.words import count
+from loops_cookbook.rundir.layout import run_root
 
 LEFT_OVER = 1
 BEYOND_RELEASE_SECONDS = 10.0
@@ -46,7 +47,7 @@ def cleanup(
 ) -> None:
     """Release the sandboxes that runs which are over left behind."""
     folders = run_folders(targets or [], Path.cwd())
-    named = {Path.cwd() / target for target in targets or []}
+    named = {run_root(Path.cwd() / target) for target in targets or []}
     for directory in dict.fromkeys([*config_directories(targets or []), Path.cwd()]):
         read_environment(directory, env_file=env_file).apply()  # a service's key may be in it
 

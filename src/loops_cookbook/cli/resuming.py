@@ -23,6 +23,7 @@ from loops_cookbook.recipes.rules import planned_updates
 from loops_cookbook.recipes.sft_plan import SFTPlan
 from loops_cookbook.records import RunRow
 from loops_cookbook.report.words import count
+from loops_cookbook.rundir.layout import run_root
 from loops_cookbook.rundir.past import Past, SFTPast, read_past, read_sft_past
 from loops_cookbook.rundir.read import RecordedRun, open_run
 
@@ -181,7 +182,7 @@ def find_resumed(plan: AnyPlan, resume: str) -> Resumed:
     if resume == _NEWEST:
         run = find_unfinished(plan.loaded)
     else:
-        run = open_run(Path(os.path.abspath(Path(resume).expanduser())))
+        run = open_run(run_root(Path(os.path.abspath(Path(resume).expanduser()))))
     try:
         _require_same_recipe(plan, run)
         require_same(plan.loaded, run.run, run.folder.root)

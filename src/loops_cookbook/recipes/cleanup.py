@@ -25,7 +25,7 @@ from loops_cookbook.errors import (
 )
 from loops_cookbook.problems import shown
 from loops_cookbook.recipes.sandboxes import KINDS
-from loops_cookbook.rundir.layout import Claim, RunFolder, locked, origin_of
+from loops_cookbook.rundir.layout import Claim, RunFolder, locked, origin_of, run_root
 from loops_cookbook.rundir.read import open_run
 from loops_cookbook.sandboxes import bubblewrap, plain
 from loops_cookbook.sandboxes.base import Backend, Entry
@@ -262,7 +262,7 @@ def _folders_of(target: str, cwd: Path) -> Iterator[Path]:
     if named.is_dir():
         if not _is_marked(named):
             raise UsageError(f"{target} {_no_run(named)}")
-        yield named
+        yield run_root(named)
         return
     if _is_marked(named.parent):
         raise UsageError(f"{target}: is a file of a run; name its folder, {shown(named.parent)}")
@@ -294,4 +294,4 @@ def _is_marked(folder: Path) -> bool:
 def _runs_below(folder: Path, depth: str) -> list[Path]:
     """The folders that have a ledger, or say what run they are of."""
     files = [path for mark in _MARKS for path in folder.glob(f"{depth}/{mark}") if path.is_file()]
-    return sorted({path.parent for path in files})
+    return sorted({run_root(path.parent) for path in files})

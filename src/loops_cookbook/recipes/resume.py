@@ -20,7 +20,7 @@ from loops_cookbook.config.sft import SFTConfig
 from loops_cookbook.errors import ConfigError, RunFolderError
 from loops_cookbook.problems import found, shown
 from loops_cookbook.records import RunRow
-from loops_cookbook.rundir.layout import RunFolder
+from loops_cookbook.rundir.layout import RunFolder, run_root
 from loops_cookbook.rundir.read import RecordedRun, open_run
 from loops_cookbook.rundir.updates import UpdateStore
 
@@ -179,11 +179,11 @@ def _runs_in(output_dir: Path) -> tuple[list[RecordedRun], dict[RunFolder, RunFo
     """The runs in a folder, and why those that cannot be read cannot."""
     runs: list[RecordedRun] = []
     unread: dict[RunFolder, RunFolderError] = {}
-    for path in sorted(output_dir.glob("*/run.json")):
+    for root in sorted({run_root(path.parent) for path in output_dir.glob("*/run.json")}):
         try:
-            runs.append(open_run(path.parent))
+            runs.append(open_run(root))
         except RunFolderError as error:
-            unread[RunFolder(path.parent)] = error
+            unread[RunFolder(root)] = error
     return runs, unread
 
 

@@ -99,6 +99,12 @@ class RunFolder:
         return self.root / ".lock"
 
 
+def run_root(path: Path) -> Path:
+    """A run folder under its own name, by which services know the run; a link has another."""
+    root = path.absolute()
+    return root.resolve() if root.is_symlink() else root
+
+
 def transcript_stem(group: int, attempt: int, *, evaluation: str = "") -> str:
     """The name of an attempt's file, which ends in `.json`; the evaluation's name is before it."""
     before = re.sub(r"[^\w.-]", "_", f"{evaluation}-") if evaluation else ""
