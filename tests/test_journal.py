@@ -127,6 +127,14 @@ def test_line_numbers_count_blank_lines(tmp_path: Path) -> None:
     assert list(read_rows(path)) == [(2, {"a": 1}), (4, {"b": 2})]
 
 
+def test_what_cannot_be_read_is_told_by_its_path(tmp_path: Path) -> None:
+    """A run of another user came out as a bug of ours."""
+    path = tmp_path / "rows.jsonl"
+    path.mkdir()
+    with pytest.raises(RunFolderError, match=r"rows\.jsonl: cannot be read \(Is a directory\): "):
+        rows_in(path)
+
+
 def test_no_file_has_no_rows(tmp_path: Path) -> None:
     assert rows_in(tmp_path / "absent.jsonl") == []
 

@@ -160,6 +160,12 @@ def whole_folder(folder: Path) -> Generator[Path]:
         shutil.rmtree(beside, ignore_errors=True)
 
 
+def file_above(folder: Path) -> Path | None:
+    """The file that a folder would have to be made in; None where there is none."""
+    there = next((path for path in folder.parents if path.exists()), None)
+    return None if there is None or there.is_dir() else there
+
+
 def to_disk(path: Path) -> None:
     """Wait until a file is on the disk, or a folder: a file's name is there when its folder is.
 
@@ -177,12 +183,18 @@ def read_rows(path: Path) -> Iterator[tuple[int, Row]]:
     """Every whole row of a file with its line number, from 1; none where there is no file.
 
     Raises:
-        RunFolderError: a line before the last is not a JSON object, which no kill explains.
+        RunFolderError: a line before the last is not a JSON object, which no kill explains; or the
+            file cannot be read.
     """
     try:
         content = path.read_bytes()
     except FileNotFoundError:
         return
+    except OSError as error:
+        raise RunFolderError(
+            f"{path}: cannot be read ({error.strerror}): see that it is a file, and that this user "
+            "may read it"
+        ) from error
     lines = content.split(b"\n")
     torn = lines.pop()
     for number, line in enumerate(lines, start=1):

@@ -1,5 +1,6 @@
 """How a command ends: one line on stderr, and a status."""
 
+import errno
 import json
 import os
 import signal
@@ -34,6 +35,8 @@ def ended(error: BaseException, *, debug: bool = False) -> int:
         (KeyboardInterrupt(), 130),
         (Terminated(), 143),
         (HungUp(), 129),
+        (PermissionError(errno.EACCES, "Permission denied", "runs/a"), 2),
+        (FileNotFoundError(errno.ENOENT, "No such file or directory", "runs/a"), 70),
         (RuntimeError("x"), 70),
         (ExceptionGroup("of tasks", [ExceptionGroup("inner", [ConfigError("x")])]), 2),
         (ExceptionGroup("of tasks", [ConfigError("x"), RuntimeError("x")]), 70),
@@ -49,6 +52,16 @@ def test_each_end_has_its_status(error: BaseException, status: int) -> None:
 def test_an_error_of_ours_is_said_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     ended(ConfigError("train.toml: recipe: missing; add it"))
     assert capsys.readouterr() == ("", "loops: train.toml: recipe: missing; add it\n")
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.ENAMETOOLONG, errno.EIO])
+def test_a_path_that_cannot_be_opened_is_no_bug_of_ours(
+    number: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A folder of another user, beside the config or named, was shown with a traceback."""
+    ended(OSError(number, os.strerror(number), "runs/a"))
+    told = f"loops: runs/a: {os.strerror(number)}; see to it, or name another\n"
+    assert capsys.readouterr().err == told
 
 
 def test_every_line_of_a_list_of_faults_is_said(capsys: pytest.CaptureFixture[str]) -> None:

@@ -33,6 +33,17 @@ def test_other_files_of_the_folder_are_left(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == FILES | {"notes.md"}
 
 
+@pytest.mark.parametrize("below", ["", "project"])
+def test_a_file_in_the_place_of_the_folder_is_told_as_that(tmp_path: Path, below: str) -> None:
+    """`File exists`, or `Not a directory`, was told of the folder to make."""
+    file = tmp_path / "notes.md"
+    file.touch()
+    with pytest.raises(
+        UsageError, match=f"{file}: is a file, where a folder is to be; name another$"
+    ):
+        make_project(file / below)
+
+
 @pytest.mark.parametrize("name", sorted(FILES))
 def test_nothing_is_written_where_one_of_the_files_exists(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("mine")
@@ -51,12 +62,6 @@ def test_a_second_project_in_one_folder_is_refused_with_what_is_there(tmp_path: 
         "test_episode.py, train.toml), and none is written over; name another folder, or move "
         "them away"
     )
-
-
-def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "a").touch()
-    with pytest.raises(UsageError, match="cannot be made"):
-        make_project(tmp_path / "a")
 
 
 def test_the_config_and_its_tasks_are_valid(

@@ -68,6 +68,23 @@ def test_a_model_that_is_not_here_is_refused(model: str, told: str) -> None:
     assert told in refusal(model)
 
 
+@pytest.mark.parametrize("alpha", ["nan", "inf", "0", "-1"])
+def test_a_scale_that_spoils_the_training_is_refused(alpha: str) -> None:
+    """It served, and the first update made every weight NaN."""
+    said = refusal(COUNTING, f"--lora-alpha={alpha}")
+    assert said == f"loops: --lora-alpha {alpha}: use a finite number above 0"
+
+
+@pytest.mark.parametrize("below", ["", "/checkpoints"])
+def test_a_file_in_the_place_of_checkpoints_is_refused(tmp_path: Path, below: str) -> None:
+    """It served, and the first checkpoint could not be saved."""
+    (tmp_path / "notes.md").touch()
+    said = refusal(COUNTING, "--checkpoints", f"notes.md{below}")
+    assert said.endswith(
+        f"{tmp_path / 'notes.md'} is a file, where a folder is to be; name another"
+    )
+
+
 def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, LOCAL[0], None)
     assert 'uv add "loops-cookbook[local]"' in refusal(COUNTING)

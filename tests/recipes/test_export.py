@@ -143,6 +143,16 @@ def test_nothing_is_written_over(saved_run: MakeRun, tmp_path: Path, there: str)
         export(str(saved_run()), out, merged=False)
 
 
+def test_a_file_above_the_folder_is_told_as_that(saved_run: MakeRun, tmp_path: Path) -> None:
+    """`cannot be written (File exists): make room` was told."""
+    file = tmp_path / "notes.md"
+    file.touch()
+    with pytest.raises(
+        UsageError, match=f"{file}: is a file, where a folder is to be; name another$"
+    ):
+        export(str(saved_run()), file / "a" / "out", merged=False)
+
+
 def test_a_half_written_folder_is_not_left(saved_run: MakeRun, tmp_path: Path) -> None:
     run = saved_run()
     (run / "checkpoints/run-a/weights/u2/adapter_model.safetensors").unlink()

@@ -2,24 +2,28 @@
 
 0 done; 1 and 2 as the error says; 130 interrupted; 143 and 129 told to end, all three after
 everything that was open has been released; 70 our bug, with its traceback. A reader that closes the
-pipe of the answer ends a command quietly, and a full disk with a word. With `--json` an error
-stands on stdout too, as JSON. This is the one place that turns exceptions into words and numbers.
+pipe of the answer ends a command quietly, and a full disk with a word; so does a path that cannot
+be opened, which is 2. With `--json` an error stands on stdout too, as JSON. This is the one place
+that turns exceptions into words and numbers.
 """
 
 import errno
 import functools
 import json
+import os
 import signal
 import sys
 import threading
 import traceback
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import NoReturn, ParamSpec, cast
 
 import typer
 
-from loops_cookbook.errors import OUR_BUG, LoopsError
+from loops_cookbook.errors import OUR_BUG, LoopsError, UsageError
+from loops_cookbook.problems import one_line, shown
 from loops_cookbook.report.streams import AnswerLost, forget
 
 P = ParamSpec("P")
@@ -29,6 +33,11 @@ ANSWER_LOST = 1
 DISK_FULL = 1
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_NO_ACCESS = (
+    *(errno.EACCES, errno.EPERM, errno.EROFS),
+    *(errno.ENAMETOOLONG, errno.ELOOP, errno.EIO, errno.ESTALE),
+)
+"""What a path or its disk is at fault for, whoever opens it."""
 
 
 class Terminated(BaseException):
@@ -131,6 +140,10 @@ def _end(error: BaseException, *, debug: bool, as_json: bool) -> NoReturn:
         forget(sys.stdout.fileno())  # it may be stdout that takes no more
         status = DISK_FULL
         say([_without_room(cause) for cause in causes if isinstance(cause, OSError)])
+    elif all(isinstance(cause, OSError) and _is_of_a_path(cause) for cause in causes):
+        status = UsageError.exit_status
+        lines = [_without_access(cause) for cause in causes if isinstance(cause, OSError)]
+        _say_both(lines, status, as_json=as_json)
     elif len(ours) == len(causes):
         status = max(cause.exit_status for cause in ours)
         lines = [line for cause in ours for line in str(cause).splitlines()]
@@ -154,6 +167,15 @@ def _without_answer(error: AnswerLost) -> str:
 def _without_room(error: OSError) -> str:
     where = f"{error.filename}: " if error.filename else ""
     return f"{where}{error.strerror}: make room, then start the command again"
+
+
+def _is_of_a_path(error: OSError) -> bool:
+    return error.errno in _NO_ACCESS and error.filename is not None
+
+
+def _without_access(error: OSError) -> str:
+    path = shown(Path(os.fsdecode(error.filename)))
+    return f"{one_line(path)}: {error.strerror}; see to it, or name another"
 
 
 def _signalled(causes: Iterable[BaseException]) -> tuple[signal.Signals, str] | None:

@@ -13,6 +13,7 @@ import typer
 from loops_cookbook.cli.options import DebugOption
 from loops_cookbook.config.bundled import bundled_configs, bundled_root
 from loops_cookbook.errors import UsageError
+from loops_cookbook.journal import file_above
 from loops_cookbook.problems import nearest
 
 _TEMPLATE = Path(__file__).with_name("project")
@@ -100,6 +101,9 @@ def make_project(directory: Path) -> list[Path]:
 
 
 def _written(files: Mapping[Path, bytes], directory: Path) -> list[Path]:
+    file = file_above(directory / "a file in it")
+    if file is not None:
+        raise UsageError(f"{file}: is a file, where a folder is to be; name another")
     there = [path.name for path in files if path.exists() or path.is_symlink()]
     if there:
         what = "a project already" if len(there) == len(files) else "some of a project's files"

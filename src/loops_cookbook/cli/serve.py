@@ -7,6 +7,7 @@ on any other address only with a key, which is read from the environment and nev
 
 import ipaddress
 import json
+import math
 import os
 import shlex
 import socket
@@ -27,6 +28,7 @@ from loops_cookbook.cli.signals import run_until_signalled
 from loops_cookbook.config.environment import read_environment
 from loops_cookbook.config.locate import resolve_model
 from loops_cookbook.errors import EngineDied, MissingExtra, ModelError, UsageError
+from loops_cookbook.journal import file_above
 from loops_cookbook.recipes.catalog import longest
 from loops_cookbook.services.command import API_KEY_VARIABLE, EngineOptions
 from loops_cookbook.services.extras import LOCAL, is_installed
@@ -137,6 +139,7 @@ def serve(
     read_environment(Path.cwd()).apply()
     folder = _folder(model)
     environ = _environ(host, api_key_env)
+    _require_usable(lora_alpha, checkpoints)
     if not is_installed(LOCAL):
         raise MissingExtra("the embedded engine (loops serve)", "local")
     options = EngineOptions(
@@ -160,6 +163,14 @@ def serve(
         left=f"what was saved is in {options.checkpoints}",
     )
     _end_as_engine(statuses[0])
+
+
+def _require_usable(lora_alpha: float, checkpoints: Path) -> None:
+    """Refuse what would spoil the training, or the first checkpoint, and nothing before it."""
+    if not 0 < lora_alpha < math.inf:
+        raise UsageError(f"--lora-alpha {lora_alpha:g}: use a finite number above 0")
+    if (file := file_above(checkpoints.absolute() / "a checkpoint")) is not None:
+        raise UsageError(f"--checkpoints: {file} is a file, where a folder is to be; name another")
 
 
 def _folder(model: str) -> Path:

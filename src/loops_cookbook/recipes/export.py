@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import cast
 
 from loops_cookbook.errors import MissingExtra, ModelError, RunFolderError, UsageError
-from loops_cookbook.journal import whole_folder
+from loops_cookbook.journal import file_above, whole_folder
 from loops_cookbook.recipes.trained import (
     ADAPTER_CONFIG,
     BASE,
@@ -120,6 +120,8 @@ def _kept_elsewhere(reference: str, path: str) -> RunFolderError:
 def _require_free(out: Path) -> None:
     if os.path.lexists(out):
         raise UsageError(f"{out}: is there already, and nothing is written over; name a new folder")
+    if (file := file_above(out)) is not None:
+        raise UsageError(f"{file}: is a file, where a folder is to be; name another")
 
 
 def _tokenizer_folder(located: Located, model: TrainedModel, base: Path) -> Path:

@@ -193,7 +193,11 @@ def _object(path: Path) -> Row:
         value = json.loads(path.read_bytes().decode())
     except FileNotFoundError as error:
         raise RunFolderError(f"{path} is not there: list its folder for what is") from error
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise RunFolderError(
+            f"{path} cannot be read ({error.strerror}): see that this user may read it"
+        ) from error
+    except ValueError as error:
         raise RunFolderError(
             f"{path} cannot be read as JSON ({error}): it was changed or damaged"
         ) from error
