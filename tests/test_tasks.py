@@ -136,6 +136,13 @@ def test_a_file_that_is_called_almost_like_it_is_named(folder: Path) -> None:
         load_tasks(folder / "task.jsonl", Sum)
 
 
+def test_a_link_to_nothing_is_told_as_one(folder: Path) -> None:
+    """`did you mean tasks.jsonl?` was told of `tasks.jsonl`."""
+    (folder / "tasks.jsonl").symlink_to("moved.jsonl")
+    with pytest.raises(TaskFileError, match=r"^tasks\.jsonl: is a link to 'moved\.jsonl', which"):
+        load_tasks(folder / "tasks.jsonl", Sum)
+
+
 def test_a_folder_is_no_tasks_file(folder: Path) -> None:
     with pytest.raises(TaskFileError, match="cannot be read as a tasks file"):
         load_tasks(folder, Sum)

@@ -6,6 +6,7 @@ are skipped and keep their number. A file is UTF-8, with or without a byte order
 
 import codecs
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,6 +88,10 @@ def _lines(path: Path, kind: str) -> Iterator[tuple[int, bytes]]:
     try:
         content = path.read_bytes()
     except FileNotFoundError as error:
+        if path.is_symlink():
+            raise TaskFileError(
+                f"{shown(path)}: is a link to {os.readlink(path)!r}, which is not there; mend it"
+            ) from error
         near = nearest(path.name, (each.name for each in path.parent.glob("*.jsonl")))
         instead = f"did you mean {near}?" if near else "write one JSON object a line there"
         raise TaskFileError(f"{shown(path)}: no such {kind} file; {instead}") from error

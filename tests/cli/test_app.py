@@ -45,7 +45,7 @@ def test_an_error_of_a_command_is_one_line_and_its_status() -> None:
     result = loops("init", "/dev/null/x")
     assert result.exit_code == 2
     assert result.stdout == ""
-    assert result.stderr.startswith("loops: /dev/null/x: cannot be made: ")
+    assert result.stderr.startswith("loops: /dev/null: is a file, where a folder is to be; ")
     assert len(result.stderr.splitlines()) == 1
 
 

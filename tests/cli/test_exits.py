@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 import typer
@@ -61,6 +62,18 @@ def test_a_path_that_cannot_be_opened_is_no_bug_of_ours(
     """A folder of another user, beside the config or named, was shown with a traceback."""
     ended(OSError(number, os.strerror(number), "runs/a"))
     told = f"loops: runs/a: {os.strerror(number)}; see to it, or name another\n"
+    assert capsys.readouterr().err == told
+
+
+def test_a_working_directory_that_is_gone_is_told_as_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every command but `--version` was a bug there."""
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert ended(FileNotFoundError(errno.ENOENT, "No such file or directory")) == 2
+    told = "loops: the working directory is not there any more: go to one that is\n"
     assert capsys.readouterr().err == told
 
 

@@ -25,6 +25,17 @@ def test_any_other_scope_is_refused_with_those_that_exist() -> None:
     ]
 
 
+def test_what_a_text_has_to_be_is_told_in_words() -> None:
+    """`use a string that matches ^https?://[^\\s/]+\\S*$` was told."""
+    assert told(ComputeTable, {"scope": "remote", "trainer_url": "gpu-host:8000"}) == [
+        "trainer_url: found 'gpu-host:8000'; write a URL such as http://gpu-host:8000"
+    ]
+    assert told(OutputTable, {"wandb_project": "a/b"}) == [
+        "wandb_project: found 'a/b'; use 1 to 128 characters, none of them / \\ # ? % or : and the "
+        "first no space"
+    ]
+
+
 def test_a_service_of_ones_own_is_named_as_module_and_factory() -> None:
     table = ComputeTable.model_validate({"scope": "own:create", "options": {"a": 1}})
     assert (table.scope, table.options) == ("own:create", {"a": 1})

@@ -233,3 +233,10 @@ def test_checkpoints_that_were_deleted_are_not_asked_for_by_a_key(folder: RunFol
     (folder.root / "checkpoints/u1").rmdir()
     with pytest.raises(RunFolderError, match=r"^run has no checkpoint any more: "):
         locate("run")
+
+
+@pytest.mark.parametrize("reference", ["", " ", "@3"])
+def test_a_reference_without_a_run_is_told_as_that(folder: RunFolder, reference: str) -> None:
+    """The working directory was told of, which nobody had named."""
+    with pytest.raises(RunFolderError, match=f"^'{reference}' names no run: write RUN_DIR or "):
+        locate(reference)

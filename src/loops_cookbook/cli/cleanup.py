@@ -34,7 +34,7 @@ def cleanup(
     targets: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="CONFIG or RUN_DIR ...",
+            metavar="CONFIG|RUN_DIR",
             help="Runs, or configs whose runs are meant. Nothing: every run under ./runs.",
             show_default=False,
         ),

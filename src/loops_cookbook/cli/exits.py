@@ -122,7 +122,7 @@ def interruption(number: signal.Signals, left: str = "") -> str:
 
 
 def _end(error: BaseException, *, debug: bool, as_json: bool) -> NoReturn:
-    causes = list(_leaves(error))
+    causes = [_retold(cause) for cause in _leaves(error)]
     ours = [cause for cause in causes if isinstance(cause, LoopsError)]
     if (signalled := _signalled(causes)) is not None:
         number, left = signalled
@@ -140,10 +140,6 @@ def _end(error: BaseException, *, debug: bool, as_json: bool) -> NoReturn:
         forget(sys.stdout.fileno())  # it may be stdout that takes no more
         status = DISK_FULL
         say([_without_room(cause) for cause in causes if isinstance(cause, OSError)])
-    elif all(isinstance(cause, OSError) and _is_of_a_path(cause) for cause in causes):
-        status = UsageError.exit_status
-        lines = [_without_access(cause) for cause in causes if isinstance(cause, OSError)]
-        _say_both(lines, status, as_json=as_json)
     elif len(ours) == len(causes):
         status = max(cause.exit_status for cause in ours)
         lines = [line for cause in ours for line in str(cause).splitlines()]
@@ -157,6 +153,25 @@ def _end(error: BaseException, *, debug: bool, as_json: bool) -> NoReturn:
     raise typer.Exit(status)
 
 
+def _retold(error: BaseException) -> BaseException:
+    """What a path or its disk is at fault for, as an error that is a user's to mend."""
+    if isinstance(error, FileNotFoundError) and not _is_anywhere():
+        return UsageError("the working directory is not there any more: go to one that is")
+    if isinstance(error, OSError) and error.errno in _NO_ACCESS and error.filename is not None:
+        path = one_line(shown(Path(os.fsdecode(error.filename))))
+        return UsageError(f"{path}: {error.strerror}; see to it, or name another")
+    return error
+
+
+def _is_anywhere() -> bool:
+    """Whether the working directory is there."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return False
+    return True
+
+
 def _without_answer(error: AnswerLost) -> str:
     return (
         f"stdout takes no more ({error.strerror}): what was done stays done; make room, or send "
@@ -167,15 +182,6 @@ def _without_answer(error: AnswerLost) -> str:
 def _without_room(error: OSError) -> str:
     where = f"{error.filename}: " if error.filename else ""
     return f"{where}{error.strerror}: make room, then start the command again"
-
-
-def _is_of_a_path(error: OSError) -> bool:
-    return error.errno in _NO_ACCESS and error.filename is not None
-
-
-def _without_access(error: OSError) -> str:
-    path = shown(Path(os.fsdecode(error.filename)))
-    return f"{one_line(path)}: {error.strerror}; see to it, or name another"
 
 
 def _signalled(causes: Iterable[BaseException]) -> tuple[signal.Signals, str] | None:

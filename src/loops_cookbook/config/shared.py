@@ -1,9 +1,10 @@
 """The tables that recipes share, such as `[compute]`, `[model]` and `[output]`."""
 
+import re
 from collections.abc import Iterator
 from typing import Annotated, Literal, TypeAlias
 
-from pydantic import Field, StringConstraints, field_validator
+from pydantic import AfterValidator, Field, field_validator
 
 from loops_cookbook.config.base import Count, Seconds, StrictModel, Text
 from loops_cookbook.problems import Problem, found
@@ -15,11 +16,30 @@ TOLD_SCOPES = "local, remote, serverless, dedicated (also called deployment), ti
 """The same for people."""
 
 
-Url: TypeAlias = Annotated[str, StringConstraints(pattern=r"^https?://[^\s/]+\S*$")]
+def _that_matches(pattern: str, told: str) -> AfterValidator:
+    """Refuses a text that does not match, with what to write instead, for people."""
+
+    def matching(text: str) -> str:
+        if not re.fullmatch(pattern, text):
+            raise ValueError(f"found {found(text)}; {told}")
+        return text
+
+    return AfterValidator(matching)
+
+
+Url: TypeAlias = Annotated[
+    str, _that_matches(r"https?://[^\s/]+\S*", "write a URL such as http://gpu-host:8000")
+]
 """An HTTP address."""
 
 
-Project: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[^\s/\\#?%:][^/\\#?%:]{0,127}$")]
+Project: TypeAlias = Annotated[
+    str,
+    _that_matches(
+        r"[^\s/\\#?%:][^/\\#?%:]{0,127}",
+        "use 1 to 128 characters, none of them / \\ # ? % or : and the first no space",
+    ),
+]
 """What both trackers take as a project's name."""
 
 

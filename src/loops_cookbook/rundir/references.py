@@ -52,6 +52,8 @@ def locate(reference: str, *, beside: Path | None = None) -> Located:
         RunFolderError: there is no such run, or it has no such checkpoint.
     """
     name, update = parted(reference)
+    if not name.strip():
+        raise RunFolderError(f"{reference!r} names no run: write RUN_DIR or RUN_DIR@UPDATE")
     root = (beside or Path.cwd()) / Path(name).expanduser()
     _require_number(root)
     run = open_run(root, is_wanted=_has_checkpoint)
