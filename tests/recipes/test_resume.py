@@ -612,6 +612,18 @@ def test_a_run_that_is_done_is_named_as_the_way_to_go_further(runnable) -> None:
         find_unfinished(plan.loaded)
 
 
+def test_a_run_on_rows_goes_further_by_a_key_that_it_has(make_sft_plan) -> None:
+    """`training.updates` was to be raised, which supervised fine-tuning has not."""
+    plan = make_sft_plan()
+    folder = RunFolder(plan.loaded.output_dir / "1")
+    folder.transcripts.mkdir(parents=True)
+    with RunWriter(folder) as writer:
+        row = replace(sft_row_of(plan), config_path=str(plan.loaded.path), status="done")
+        writer.run_started(row)
+    with pytest.raises(RunFolderError, match=r"the newest, raise training\.epochs and name it"):
+        find_unfinished(plan.loaded)
+
+
 def test_resuming_nothing_is_an_error(runnable) -> None:
     plan = runnable()
     with pytest.raises(RunFolderError, match=r"nothing to resume: .* holds no run"):

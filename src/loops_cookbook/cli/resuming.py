@@ -18,7 +18,7 @@ from loops_cookbook.problems import shown
 from loops_cookbook.recipes.memory import Memory
 from loops_cookbook.recipes.plan import Plan
 from loops_cookbook.recipes.plans import AnyPlan
-from loops_cookbook.recipes.resume import find_unfinished, has_work, require_same
+from loops_cookbook.recipes.resume import find_unfinished, has_work, length_key, require_same
 from loops_cookbook.recipes.rules import planned_updates
 from loops_cookbook.recipes.sft_plan import SFTPlan
 from loops_cookbook.records import RunRow
@@ -168,7 +168,7 @@ class Resumed:
         if self.run.run.status == "done" and update >= planned:
             raise RunFolderError(
                 f"there is nothing to resume: {self.run.folder.root} came to its end after update "
-                f"{update}; raise training.updates (or epochs) to go on"
+                f"{update}; raise {length_key(self.run.run.recipe)} to go on"
             )
 
 

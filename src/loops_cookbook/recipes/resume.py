@@ -89,7 +89,7 @@ def find_unfinished(loaded: LoadedConfig[AnyConfig]) -> RecordedRun:
         )
     raise RunFolderError(
         f"there is nothing to resume: the runs of {config} in {here} are done; to go further with "
-        f"the newest, raise training.updates (or epochs) and name it: "
+        f"the newest, raise {length_key(recipe)} and name it: "
         f"--resume {shown(of_config[0].folder.root)}"
     )
 
@@ -99,6 +99,11 @@ def has_work(folder: RunFolder) -> bool:
     rows = (folder.starts, folder.steps, folder.rollouts, folder.evaluations)
     has_rows = any(path.is_file() and path.stat().st_size > 0 for path in rows)
     return has_rows or bool(UpdateStore(folder.updates).kept())
+
+
+def length_key(recipe: str) -> str:
+    """What a config of a recipe says of how far a run goes."""
+    return "training.epochs" if recipe == "sft" else "training.updates (or epochs)"
 
 
 def require_same(loaded: LoadedConfig[AnyConfig], run: RunRow, root: Path) -> None:
