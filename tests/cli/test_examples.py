@@ -55,6 +55,6 @@ def test_what_to_type_and_which_of_them_need_a_key_is_said_beside_the_list() -> 
     assert here == {
         name
         for name, config in folders.items()
-        if config.parts[0] == "examples" or name in HINTS[1].replace(";", "").split()
+        if config.parts[0] == "examples" or name in HINTS[2].replace(";", "").split()
     }
     assert "several_turns_tool" in folders

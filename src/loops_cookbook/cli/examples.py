@@ -14,10 +14,10 @@ from loops_cookbook.config.bundled import bundled_configs, bundled_root
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s")
 
 HINTS = (
-    "`loops run` takes a path of these, `loops init DIR --example NAME` its folder's name too, "
+    "`loops run` takes a path of these, `loops init DIR --example NAME` its folder's name too,",
     "such as several_turns_tool.",
-    "The examples run on this machine, and so do own_runtime and own_service; the other patterns "
-    "name a model of hosted Loops, which takes a key. To try one on a model that is here, which "
+    "The examples run on this machine, and so do own_runtime and own_service; the other patterns",
+    "name a model of hosted Loops, which takes a key. To try one on a model that is here, which",
     "`loops models` lists: --set 'model.name=\"smollm2-135m\"'.",
 )
 

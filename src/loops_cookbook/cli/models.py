@@ -98,8 +98,8 @@ def _explained(machine: Machine) -> str:
     kind = "the CPU, float32" if machine.device == "cpu" else "CUDA, bfloat16 under LoRA"
     batch, there = _gigabytes(machine.batch_bytes), _gigabytes(machine.memory_bytes)
     return (
-        f"Memory to sample, to train a LoRA adapter and to train every weight, on {kind}; a batch "
-        f"takes up to {batch} more. There are {there}."
+        f"Memory to sample, to train a LoRA adapter and to train every weight, on {kind};\n"
+        f"a batch takes up to {batch} more. There are {there}."
     )
 
 

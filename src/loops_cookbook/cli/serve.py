@@ -160,7 +160,7 @@ def serve(
     statuses: list[int] = []
     run_until_signalled(
         partial(_run, command, environ, announce, statuses),
-        left=f"what was saved is in {options.checkpoints}",
+        left=f"what was saved, if anything, is in {options.checkpoints}",
     )
     _end_as_engine(statuses[0])
 
@@ -254,9 +254,8 @@ def _announce(options: EngineOptions, variable: str | None, ready: Ready) -> Non
     lines = [
         f"Serving {options.model_name} on {url}: {trained}, up to {options.max_seq_len} tokens, "
         f"{engine['device']}, {engine['dtype']}{alone}",
-        "  a client: any that speaks the Loops protocol; control plane, trainer and sampler are on "
-        "this address; "
-        f"base_model {options.model_name!r}",
+        f"  a client: any that speaks the Loops protocol, with base_model {options.model_name!r};",
+        "    control plane, trainer and sampler are on this address",
         f"  a config: {_run_command(options.model_name, url, variable)}",
         f"  the key: {key}",
         f"  checkpoints: {options.checkpoints}",
