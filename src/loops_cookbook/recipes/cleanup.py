@@ -264,7 +264,7 @@ def _folders_of(target: str, cwd: Path) -> Iterator[Path]:
             raise UsageError(f"{target} {_no_run(named)}")
         yield run_root(named)
         return
-    if _is_marked(named.parent):
+    if named.suffix != ".toml" and _is_marked(named.parent):
         raise UsageError(f"{target}: is a file of a run; name its folder, {shown(named.parent)}")
     run, at, _ = target.rpartition("@")
     if at and _is_marked(cwd / run):
