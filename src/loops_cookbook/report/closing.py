@@ -31,9 +31,7 @@ class Evaluated:
         """These and one more."""
         attempts = sum(row.fates.values())
         unscored = attempts - row.fates.get("evaluated", 0)
-        return type(self)(
-            self.evaluations + 1, self.attempts + attempts, self.unscored + unscored
-        )
+        return type(self)(self.evaluations + 1, self.attempts + attempts, self.unscored + unscored)
 
     def __str__(self) -> str:
         lost = f" ({self.unscored:,} without a reward)" if self.unscored else ""
