@@ -121,9 +121,32 @@ async def test_a_cancellation_that_nobody_asked_for_is_a_fault_also_in_a_group()
 
     async def step() -> None:
         kept = await asyncio.gather(await_a_cancelled_future(), return_exceptions=True)
-        raise BaseExceptionGroup("kept", [each for each in kept if each is not None])
+        raise BaseExceptionGroup("kept", [each for each in kept if isinstance(each, BaseException)])
 
-    assert isinstance(await caught(step), StrayExit)
+    assert isinstance(await caught(step), StrayCancellation)
+
+
+async def test_what_is_meant_to_end_a_process_is_told_as_itself_and_not_as_its_group() -> None:
+    """`sys.exit()` in a branch of an agent was told as `BaseExceptionGroup(unhandled errors in a
+    TaskGroup (1 sub-exception))`, at the line of the group."""
+
+    async def leave() -> None:
+        raise GeneratorExit
+
+    async def step() -> None:
+        async with anyio.create_task_group() as group:
+            group.start_soon(leave)
+
+    fault = await caught(step)
+    assert isinstance(fault, StrayExit)
+    assert told("run", fault).startswith("run: StrayExit: GeneratorExit() was raised")
+    assert told("run", fault).endswith("in leave)")
+
+
+async def test_what_is_meant_to_end_a_process_among_others_is_told_with_them() -> None:
+    fault = await caught(raising(BaseExceptionGroup("two", [SystemExit(3), ValueError("a")])))
+    assert isinstance(fault, StrayExit)
+    assert "(two (2 sub-exceptions): SystemExit: 3; ValueError: a) was raised" in str(fault)
 
 
 async def test_a_fault_is_told_in_one_line_with_its_place() -> None:

@@ -6,19 +6,23 @@ once the code is known to ignore that, the inner one keeps the cut away, but for
 second. The inner one also shields the end of a block, which must release what it holds.
 
 Scopes close in the order in which they were opened. What the code opened and left open, such as a
-client with a task group in it, is closed with the block.
+client with a task group in it, is closed with the block, and stands on it.
 """
 
-import asyncio
-import logging
-import sys
+from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import anyio
 from anyio.lowlevel import checkpoint
 
-logger = logging.getLogger(__name__)
+from loops_cookbook.clock import is_cancelled
+from loops_cookbook.rollouts.left_open import (
+    LeftOpen,
+    close_within,
+    entered_within,
+    leaves_in_order,
+)
 
 REMINDER_SECONDS = 1.0
 """Between two cancellations of code that ignores them."""
@@ -28,6 +32,8 @@ class Block:
     """A `with` block that others can cut; leaving it is quiet about its own cuts."""
 
     def __init__(self) -> None:
+        self.left_open: Sequence[LeftOpen] = ()
+        """What the code in it left open, once it is over."""
         self._cut = anyio.CancelScope()
         self._calm = type(self._cut)()  # which spares it another search for the event loop
         self._is_releasing = False
@@ -60,10 +66,19 @@ class Block:
             self._end.set()
         try:
             return self._leave(kind, error, traceback)
-        except RuntimeError:  # scopes in it are open, so nothing was left yet
-            if not self._close_what_is_open():
+        except RuntimeError:  # scopes in it are open
+            self.left_open = close_within(self._calm)
+            if not self.left_open:
                 raise
-            return self._leave(kind, error, traceback)
+            if leaves_in_order():
+                return self._leave(kind, error, traceback)
+            is_cancellation = isinstance(error, anyio.get_cancelled_exc_class())
+            was_cut = self.was_cut or self.release_was_cut
+            return is_cancellation and was_cut and not is_cancelled()
+
+    def was_entered_within(self, what: object) -> bool | None:
+        """Whether it was entered while this was open; None where that cannot be known."""
+        return entered_within(self._cut, what)
 
     def cut(self) -> None:
         """Cancel what is in it, or its release once that has begun."""
@@ -107,42 +122,6 @@ class Block:
             kind = error = traceback = None
         return bool(self._cut.__exit__(kind, error, traceback) or is_quiet)
 
-    def _close_what_is_open(self) -> bool:
-        """Leave each scope in it that code opened and did not leave, with the tasks in it.
-
-        Returns:
-            Whether there was one.
-        """
-        left_open = _scopes_within(self._calm)
-        for scope in left_open:
-            scope.cancel()
-            scope.__exit__(None, None, None)
-        if left_open:
-            logger.warning(
-                "a task group, or a client that holds one, was opened and not closed; what ran in "
-                "it is cancelled: close it in the method that opened it, or hold it from setup() "
-                "to close()"
-            )
-        return bool(left_open)
-
     @property
     def _may_be_reminded(self) -> bool:
         return not (self._is_over or self._is_releasing)
-
-
-def _scopes_within(outer: anyio.CancelScope) -> list[anyio.CancelScope]:
-    """The cancel scopes that the code is in, up to one of them; none where that cannot be known.
-
-    anyio has no word for it. Without it, leaving the block raises, and with it the whole run.
-    """
-    states: Any = getattr(sys.modules.get("anyio._backends._asyncio"), "_task_states", None)
-    if states is None or anyio.get_cancelled_exc_class() is not asyncio.CancelledError:
-        return []
-    within: list[anyio.CancelScope] = []
-    scope: Any = getattr(states.get(asyncio.current_task()), "cancel_scope", None)
-    while scope is not outer:
-        if scope is None:  # it is none of those that the code is in
-            return []
-        within.append(scope)
-        scope = getattr(scope, "_parent_scope", None)
-    return within

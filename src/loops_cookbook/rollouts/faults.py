@@ -41,14 +41,22 @@ async def caught(step: Callable[[], Awaitable[T]]) -> T | Exception:
     try:
         return await step()
     except Exception as error:
-        return _alone(error)
+        return fault_of(error)
     except BaseException as error:  # cancellation, or what is meant to end a process
         passing = _passing(error)
         if passing is error:
             raise
         if passing is not None:
             raise passing from None
-        return _stray(error).with_traceback(error.__traceback__)
+        return fault_of(error)
+
+
+def fault_of(error: BaseException) -> Exception:
+    """What user code raised, as the fault of a try: alone, if it came alone in a group."""
+    error = _alone(error)
+    if isinstance(error, Exception):
+        return error
+    return _stray(error).with_traceback(error.__traceback__)
 
 
 def told(phase: str, error: BaseException) -> str:
@@ -61,9 +69,9 @@ def told(phase: str, error: BaseException) -> str:
 
 def inside(error: BaseException) -> str:
     """What went wrong in a group, which itself says no more than how many things did."""
-    if not isinstance(error, ExceptionGroup):
+    if not isinstance(error, BaseExceptionGroup):
         return ""
-    errors = cast(ExceptionGroup[Exception], error).exceptions
+    errors = cast(BaseExceptionGroup[BaseException], error).exceptions
     inner = [f"{type(each).__name__}: {said(each)}" for each in errors[:_MOST_TOLD]]
     more = [f"and {len(errors) - _MOST_TOLD} more"] if len(errors) > _MOST_TOLD else []
     return ": " + "; ".join([*inner, *more])
@@ -75,12 +83,12 @@ def place_of(error: BaseException) -> str | None:
     return raised_at(error, by_a_user=isinstance(error, LoopsError))
 
 
-def _alone(error: Exception) -> Exception:
+def _alone(error: BaseException) -> BaseException:
     """The exception in a group of one, else the exception itself."""
-    if not isinstance(error, ExceptionGroup):
+    if not isinstance(error, BaseExceptionGroup):
         return error
-    inner = cast(ExceptionGroup[Exception], error).exceptions
-    return _alone(inner[0]) if len(inner) == 1 else cast(Exception, error)
+    inner = cast(BaseExceptionGroup[BaseException], error).exceptions
+    return _alone(inner[0]) if len(inner) == 1 else cast(BaseException, error)
 
 
 def _noted(error: BaseException) -> str:
@@ -108,6 +116,6 @@ def _stray(error: BaseException) -> Exception:
     if isinstance(error, anyio.get_cancelled_exc_class()):
         return StrayCancellation(STRAY)
     return StrayExit(
-        f"{type(error).__name__}({said(error)}) was raised, which is meant to end more than a try: "
-        "raise an Exception in its place"
+        f"{type(error).__name__}({said(error)}{inside(error)}) was raised, which is meant to end "
+        "more than a try: raise an Exception in its place"
     )

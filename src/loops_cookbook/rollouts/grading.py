@@ -16,6 +16,7 @@ import numpy as np
 from loops_cookbook.errors import ClockRanOut, Discard, EngineDied, GradeError
 from loops_cookbook.problems import found
 from loops_cookbook.rollouts.faults import caught
+from loops_cookbook.rollouts.left_open import explained
 from loops_cookbook.rollouts.limits import PhaseSlot
 
 logger = logging.getLogger(__name__)
@@ -48,7 +49,10 @@ async def graded(
     """
     result: T | Exception = GradeError("the grader was not asked")
     for _ in range(tries):
-        result = await caught(partial(_once, call, check, slots()))
+        slot = slots()
+        result = await caught(partial(_once, call, check, slot))
+        if isinstance(result, Exception) and slot.block.left_open:
+            result = explained(result, "the grading", slot.block.left_open)
         if not isinstance(result, Exception) or isinstance(result, Discard | EngineDied):
             break
         logger.debug("a grading try failed", exc_info=result)

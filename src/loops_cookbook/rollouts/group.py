@@ -15,6 +15,7 @@ from loops_cookbook.errors import ClockRanOut, EngineDied
 from loops_cookbook.rollouts.attempt import Finished, GroupStart, never_begun, run_attempts
 from loops_cookbook.rollouts.grading import graded, rewards_of
 from loops_cookbook.rollouts.jobs import Job
+from loops_cookbook.rollouts.left_open import tell
 from loops_cookbook.rollouts.limits import PhaseSlot
 from loops_cookbook.rollouts.trial import MARGIN_SECONDS, AttemptContext, group_label, ungraded
 from loops_cookbook.runtimes.base import Graded, Recorded, recorded_of
@@ -167,4 +168,5 @@ async def _group_grade(
     finally:
         for slot in slots:
             slot.give_back()
+            tell(job.label, "grade_group()", slot.block.left_open)
     return results[0]

@@ -19,6 +19,7 @@ from loops_cookbook.clock import run_under
 from loops_cookbook.rollouts.blocks import REMINDER_SECONDS, Block
 from loops_cookbook.rollouts.faults import caught
 from loops_cookbook.rollouts.frames import waits_at
+from loops_cookbook.rollouts.left_open import close_nurseries
 
 logger = logging.getLogger(__name__)
 
@@ -219,6 +220,7 @@ class Job:
         coroutine = self._coroutine = work()
         try:
             self.error = await caught(lambda: coroutine)
+            await close_nurseries()
         except BaseException:
             self.was_ended = True
             raise

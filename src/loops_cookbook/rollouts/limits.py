@@ -194,6 +194,11 @@ class PhaseSlot(Room):
         self._began: float | None = None
         self._stood_before = 0.0
 
+    @property
+    def block(self) -> Block:
+        """What its clock cuts."""
+        return self._block
+
     def seconds_left(self) -> float:
         """Until the cut, never below 0; the whole clock before the block."""
         if self._began is None:

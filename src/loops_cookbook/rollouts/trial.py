@@ -26,6 +26,7 @@ from loops_cookbook.rollouts.faults import StrayCancellation, caught, place_of, 
 from loops_cookbook.rollouts.grading import graded, reward_of
 from loops_cookbook.rollouts.jobs import Job
 from loops_cookbook.rollouts.keeper import Keeper
+from loops_cookbook.rollouts.left_open import LeftOpen, blamed_on, explained, tell
 from loops_cookbook.rollouts.limits import Limits, PhaseSlot, Room
 from loops_cookbook.runtimes.base import Clocks, Lease, Place, Recorded, Runtime, recorded_of
 from loops_cookbook.services.base import SampleParams
@@ -150,6 +151,8 @@ class Trial:
                 raise fault
             if block.was_cut and self.verdict is None:
                 self._judge_cut()
+            if block.left_open:
+                self._tell_left_open()
             if block.release_was_cut:
                 late = _ran_out("release", clocks.release_seconds)
                 logger.warning("%s: %s; what it held may be left over", job.label, late)
@@ -221,13 +224,16 @@ class Trial:
         """Judge a try that a scope cancelled which its lease held open, of a client perhaps."""
         if self.verdict is not None:
             return
-        if self._release_fault is not None:  # what such a client died of is raised as it is closed
-            fault.add_note(told("release", self._release_fault))
         self._look()
-        if self._cut_in == "grading":
-            self.verdict = ungraded(fault)
+        phase = self._cut_in or "setup"
+        method = "grade()" if phase == "grading" else f"{phase}()"
+        why = explained(fault, method, self._block.left_open)
+        if why is fault and self._release_fault is not None:  # raised as such a client is closed
+            why = blamed_on(self._release_fault, fault, method)
+        if phase == "grading":
+            self.verdict = ungraded(why)
         else:
-            self._fail(self._cut_in or "setup", fault)
+            self._fail(phase, why)
 
     async def _open(self) -> Lease | None:
         async def enter() -> Lease:
@@ -268,6 +274,9 @@ class Trial:
         slot.give_back()
         self.timed_out = slot.timed_out
         self._look()
+        if left_open := slot.block.left_open:
+            fault = explained(fault, "run()", left_open)
+            tell(self._job.label, "run()", left_open)
         if not isinstance(fault, Discard):  # what failed before tells more than what came of it
             fault = self.recorded.failure or fault
         if fault is not None:
@@ -288,6 +297,9 @@ class Trial:
             self._grading_slot,
             self._grading_tries,
         )
+        for slot in self._grading:
+            if slot.block is not self._block:
+                tell(self._job.label, "grade()", slot.block.left_open)
         self._look()
         if isinstance(result, Exception):
             self.verdict = ungraded(result)
@@ -312,6 +324,21 @@ class Trial:
         if isinstance(fault, Exception) and not self._block.release_was_cut:
             self._release_fault = fault
             logger.warning("%s: %s", self._job.label, told("release", fault))
+
+    def _tell_left_open(self) -> None:
+        opened: dict[str, list[LeftOpen]] = {}
+        for left in self._block.left_open:
+            opened.setdefault(self._where_opened(left), []).append(left)
+        for method, those in opened.items():
+            tell(self._job.label, method, those)
+
+    def _where_opened(self, left: LeftOpen) -> str:
+        """The method that opened what is left open at the end, as far as that is known."""
+        is_of_setup = self._sampling.block.was_entered_within(left.what)
+        if is_of_setup:
+            return "setup()"
+        later = "grade() or close()" if self._grading else "close()"
+        return later if is_of_setup is False and self.timing.sampling else f"setup(), {later}"
 
     def _calls(self) -> int:
         return 0 if self.lease is None else len(recorded_of(self.lease, self.recorded).calls)
