@@ -460,7 +460,7 @@ async def test_an_agent_that_ignores_cancellation_fails_and_its_slot_goes_to_oth
     first, second = sorted((each.attempt for each in ended), key=lambda a: a.index)
     assert (fate_of(first), first.tries) == (Fate.FAILED, 1)
     assert (second.reward, second.timing.waiting) == (1.0, 20 + 100 + 50 + 30 + 10 - 1)
-    assert "ignores cancellation in its run, at " in caplog.text
+    assert "is left behind: its run ignored cancellation at " in caplog.text
     assert "doubles.py" in caplog.text
     assert runtime.plays[0].log == ["setup", "run", "close", "closed"]
     assert [limit.held for limit in w.limits.statistics()] == [0, 0, 0]

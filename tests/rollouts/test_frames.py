@@ -3,13 +3,23 @@ import sys
 import sysconfig
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import anyio
+import anyio.from_thread
+import anyio.to_thread
 import pytest
 
 from loops_cookbook.rollouts import frames
-from loops_cookbook.rollouts.frames import held_at, raised_at, runs_at, users_line, waits_at
+from loops_cookbook.rollouts.frames import (
+    held_at,
+    raised_at,
+    runs_at,
+    thread_of,
+    users_line,
+    waits_at,
+)
 from loops_cookbook.rollouts.watchdog import mostly_at
 from loops_cookbook.tokens import ids_of
 
@@ -69,6 +79,52 @@ async def test_a_coroutine_is_told_by_the_innermost_line_of_a_user_that_waits() 
 
 def test_what_is_no_coroutine_has_no_line() -> None:
     assert waits_at(None) is None
+    assert thread_of(None) is None
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"])
+@pytest.mark.parametrize("is_abandoned", [True, False])
+async def test_a_thread_that_a_coroutine_waits_for_is_told_by_its_function_and_line(
+    is_abandoned: bool,
+) -> None:
+    """It was told as an agent that ignores cancellation, by the line that waits."""
+    started, done = anyio.Event(), threading.Event()
+
+    def work(event: threading.Event) -> None:
+        anyio.from_thread.run_sync(started.set)
+        event.wait()
+
+    async def waits() -> None:
+        await anyio.to_thread.run_sync(partial(work, done), abandon_on_cancel=is_abandoned)
+
+    coroutine = waits()
+    async with anyio.create_task_group() as group:
+        group.start_soon(lambda: coroutine)
+        await started.wait()
+        told = thread_of(coroutine)
+        done.set()
+    if is_abandoned:  # a cut ends the wait
+        assert told is None
+    else:
+        assert told is not None
+        assert told.startswith(f"{work.__qualname__}, at {HERE}:")
+        assert told.endswith(" in work")
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_thread_in_a_function_without_lines_is_told_by_its_name() -> None:
+    async def waits() -> None:
+        await anyio.to_thread.run_sync(done.wait)
+
+    done, coroutine = threading.Event(), waits()
+    async with anyio.create_task_group() as group:
+        group.start_soon(lambda: coroutine)
+        await anyio.sleep(0.01)
+        told = thread_of(coroutine)
+        done.set()
+    assert (told or "").startswith("Event.wait")
 
 
 def test_a_thread_is_told_by_its_innermost_line_of_a_user() -> None:

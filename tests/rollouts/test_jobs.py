@@ -1,8 +1,11 @@
 """How long a job may go on, and what is known of it from outside."""
 
 import math
+import threading
 
 import anyio
+import anyio.from_thread
+import anyio.to_thread
 import pytest
 
 from loops_cookbook.rollouts.blocks import Block
@@ -85,3 +88,25 @@ async def test_time_goes_on_only_when_nothing_is_waited_for() -> None:
             await anyio.sleep(1)
         assert timer.hard_at == math.inf
     assert timer.stood(anyio.current_time()) == 1
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_job_that_waits_for_a_thread_is_not_said_to_ignore_its_cancellation() -> None:
+    started, done = anyio.Event(), threading.Event()
+
+    def work() -> None:
+        anyio.from_thread.run_sync(started.set)
+        done.wait()
+
+    async def waits() -> None:
+        await anyio.to_thread.run_sync(work)
+
+    job = Job("a job", seconds=1, release_seconds=1)
+    async with anyio.create_task_group() as group:
+        group.start_soon(job.perform, waits)
+        await started.wait()
+        stayed = job.stayed
+        done.set()
+    assert stayed.startswith("could not be cancelled at tests/rollouts/test_jobs.py:")
+    assert "in waits, which waits for a thread that runs " in stayed
+    assert "in work: give such work to compute()" in stayed

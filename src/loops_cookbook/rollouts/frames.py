@@ -7,10 +7,14 @@ Bundled examples lie in this package and count as a user's.
 
 import functools
 import os
+import sys
 import sysconfig
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import CodeType, FrameType, TracebackType
+from typing import cast
+
+import anyio.to_thread
 
 from loops_cookbook.problems import shown
 
@@ -39,6 +43,21 @@ def raised_at(error: BaseException, *, by_a_user: bool = False) -> str | None:
 def waits_at(coroutine: object) -> str | None:
     """Where a suspended coroutine waits."""
     return _users(reversed(list(_of_coroutine(coroutine))))
+
+
+def thread_of(coroutine: object) -> str | None:
+    """What a thread does for a suspended coroutine, as `name, at file:line in function`.
+
+    None where the coroutine waits for none of `anyio.to_thread.run_sync`. As long as such a thread
+    runs, the coroutine cannot be cancelled.
+    """
+    for frame in _frames_of(coroutine):
+        if frame.f_code is _RUN_SYNC and not frame.f_locals.get("abandon_on_cancel"):
+            function = _unwrapped(frame.f_locals.get("func"))
+            where = _runs_in_a_thread(getattr(function, "__code__", None))
+            name = getattr(function, "__qualname__", None) or type(function).__name__
+            return name + (f", at {where}" if where else "")
+    return None
 
 
 def runs_at(frame: FrameType | None) -> str | None:
@@ -102,16 +121,36 @@ def _of_frame(frame: FrameType | None) -> Iterator[tuple[CodeType, int]]:
 
 
 def _of_coroutine(awaited: object) -> Iterator[tuple[CodeType, int]]:
+    return ((frame.f_code, frame.f_lineno) for frame in _frames_of(awaited))
+
+
+def _frames_of(awaited: object) -> Iterator[FrameType]:
     """The frames of a coroutine and of all that it awaits, from outside in."""
     while awaited is not None:
         for frame_name, next_name in _AWAITABLES:
             frame = getattr(awaited, frame_name, None)
             if isinstance(frame, FrameType):
-                yield frame.f_code, frame.f_lineno
+                yield frame
                 awaited = getattr(awaited, next_name, None)
                 break
         else:
             return
 
 
+def _unwrapped(function: object) -> object:
+    while isinstance(function, functools.partial):
+        function = cast(object, function.func)
+    return function
+
+
+def _runs_in_a_thread(code: object) -> str | None:
+    """Where some thread stands that runs this code."""
+    # The documented way to other threads' frames, in spite of its name.
+    for frame in sys._current_frames().values():  # pyright: ignore[reportPrivateUsage]
+        if any(running is code for running, _ in _of_frame(frame)):
+            return runs_at(frame)
+    return None
+
+
+_RUN_SYNC = anyio.to_thread.run_sync.__code__
 _AWAITABLES = (("cr_frame", "cr_await"), ("gi_frame", "gi_yieldfrom"))

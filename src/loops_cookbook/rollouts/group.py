@@ -164,7 +164,7 @@ async def _group_grade(
 
     try:
         if not await context.keeper.outcome(job, grade):
-            return ClockRanOut(f"grade_group of {name} ignored cancellation, at {job.where}")
+            return ClockRanOut(f"grade_group of {name} {job.stayed}")
     finally:
         for slot in slots:
             slot.give_back()

@@ -18,7 +18,7 @@ import anyio
 from loops_cookbook.clock import run_under
 from loops_cookbook.rollouts.blocks import REMINDER_SECONDS, Block
 from loops_cookbook.rollouts.faults import caught
-from loops_cookbook.rollouts.frames import waits_at
+from loops_cookbook.rollouts.frames import thread_of, waits_at
 from loops_cookbook.rollouts.left_open import close_nurseries
 
 logger = logging.getLogger(__name__)
@@ -211,8 +211,22 @@ class Job:
 
     @property
     def where(self) -> str:
-        """The line at which it waits."""
-        return waits_at(self._coroutine) or "an unknown line"
+        """The line at which it waits, and what runs in a thread where it waits for that."""
+        line, thread = waits_at(self._coroutine) or "an unknown line", self._thread
+        return line if thread is None else f"{line}, which waits for a thread that runs {thread}"
+
+    @property
+    def stayed(self) -> str:
+        """What it did when it was cancelled, in place of ending, and what to do, for people."""
+        if self._thread is None:
+            return (
+                f"ignored cancellation at {self.where}: let cancellation pass (never catch "
+                "BaseException around an await), and bound what is shielded"
+            )
+        return (
+            f"could not be cancelled at {self.where}: give such work to compute(), whose process "
+            "is ended at the clock"
+        )
 
     async def perform(self, work: Work) -> None:
         """Do the work; for the Keeper."""
@@ -242,13 +256,7 @@ class Job:
         self.is_stray = True
         self.timer.stop()
         self.cancel()
-        logger.warning(
-            "%s ignores cancellation in its %s, at %s; it is left behind: let cancellation pass "
-            "(never catch BaseException around an await), and bound what is shielded",
-            self.label,
-            self.phase,
-            self.where,
-        )
+        logger.warning("%s is left behind: its %s %s", self.label, self.phase, self.stayed)
         if self._on_left is not None:
             self._on_left()
 
@@ -258,6 +266,10 @@ class Job:
             for block in {self.block, self.timer.block}:
                 if block is not None:
                     group.start_soon(block.remind)
+
+    @property
+    def _thread(self) -> str | None:
+        return thread_of(self._coroutine)
 
     async def ended(self) -> None:
         """Wait until it has ended."""

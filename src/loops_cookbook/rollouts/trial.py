@@ -173,7 +173,7 @@ class Trial:
             return
         self._look()
         fate = Fate.UNGRADED if self._job.phase == "grading" else Fate.FAILED
-        fault = f"{self._job.phase} ignored cancellation at {self._job.where}"
+        fault = f"{self._job.phase} {self._job.stayed}"
         self.verdict = Discarded(fate, fault, ClockRanOut.__name__)
 
     def cut(self) -> None:
