@@ -309,3 +309,21 @@ def test_a_class_without_a_source_is_refused_without_a_place() -> None:
     with pytest.raises(EpisodeError) as refused:
         declared(made)
     assert str(refused.value).startswith("nowhere:Made has no run(): write")
+
+
+async def run_without_anything(self: object) -> None: ...
+
+
+MadeHere = types.new_class(
+    "MadeHere",
+    (Episode[Sum, None],),
+    exec_body=lambda space: space.update(run=run_without_anything),
+)
+
+
+def test_a_class_that_no_class_statement_made_is_told_by_where_it_stands() -> None:
+    """It was told as `types:MadeHere`, of the standard library, and without a place."""
+    with pytest.raises(EpisodeError) as refused:
+        declared(MadeHere)
+    line = run_without_anything.__code__.co_firstlineno
+    assert f"test_episode.py:{line}: {__name__}:MadeHere has " in str(refused.value)

@@ -182,3 +182,14 @@ def test_tools_for_a_model_that_cannot_be_given_any_are_a_warning(
     if told:
         assert "stock_episode.py:53: gives the model tools, and models/counting cannot" in told[0]
         assert "the chat template does not show the model any tools" in told[0]
+
+
+def test_what_an_episode_has_that_nobody_will_call_is_a_warning(make_plan, project: Path) -> None:
+    """A misspelt override passed, and the run was graded by what it should have replaced."""
+    episode = project / "spelling.py"
+    episode.write_text(
+        f"{episode.read_text()}\n\nclass Strict(Spell):\n    async def grades(self, grading): ...\n"
+    )
+    plan = make_plan('episode.class="spelling:Strict"')
+    told = [warning for warning in warnings_of(plan, {}) if "did you mean grade?" in warning]
+    assert [each.partition(" ")[2].partition(" ")[0] for each in told] == ["Strict.grades"]

@@ -7,6 +7,7 @@ it has, its attributes. Whatever could only fail later is refused there, in one 
 
 import inspect
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -137,17 +138,40 @@ _SIGNATURES = {
 
 
 def _refused(cls: type[_AnyEpisode], problem: str) -> EpisodeError:
-    return EpisodeError(f"{_where(cls)}{cls.__module__}:{cls.__qualname__} {problem}")
+    return EpisodeError(f"{_where(cls)}{_named(cls)} {problem}")
 
 
 def _where(cls: type[_AnyEpisode]) -> str:
-    """File and line of a class, as a message begins; nothing for one without a source."""
+    """File and line of a class, as a message begins; nothing for one without a source.
+
+    Of one that no `class` statement made it is the first of its own methods.
+    """
     try:
         file = inspect.getsourcefile(cls)
         line = inspect.getsourcelines(cls)[1]
     except (OSError, TypeError):
-        return ""
+        codes = [each.__code__ for each in vars(cls).values() if inspect.isfunction(each)]
+        if not codes:
+            return ""
+        first = min(codes, key=lambda code: code.co_firstlineno)
+        file, line = first.co_filename, first.co_firstlineno
     return f"{shown(Path(file))}:{line}: " if file else ""
+
+
+def _named(cls: type[_AnyEpisode]) -> str:
+    """A class by its module and name; `types.new_class` makes one that says it is of `types`."""
+    module, name = cls.__module__, cls.__qualname__
+    if module in sys.modules and "<locals>" not in name and not _is_in(module, cls):
+        module = next((each for each in [*sys.modules] if _is_in(each, cls)), None)
+    return f"{module}:{name}" if module else name
+
+
+def _is_in(module: str, cls: type[_AnyEpisode]) -> bool:
+    found: object = sys.modules.get(module)
+    for name in cls.__qualname__.split("."):
+        # Not by getattr: a module may import others when it is asked for a name.
+        found = cast(Mapping[str, object], getattr(found, "__dict__", {})).get(name)
+    return found is cls
 
 
 def _meant(cls: type[_AnyEpisode], *names: str) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from loops_cookbook.episodes.mentions import tools_declared
+from loops_cookbook.episodes.near_misses import near_misses
 from loops_cookbook.recipes.capabilities import (
     client_warning,
     engines_of,
@@ -188,6 +189,7 @@ def warnings_of(
         *plan.detection.warnings,
         *proportion_warnings(plan),
         *_tool_warnings(plan),
+        *_episode_warnings(plan),
         *_mode_warnings(plan),
         *_bias_warnings(plan),
         *_set_warnings(plan),
@@ -205,6 +207,7 @@ def evaluation_warnings(
         *producer_warnings(plan.config.producers, values),
         *plan.detection.warnings,
         *_tool_warnings(plan),
+        *_episode_warnings(plan),
         *_set_warnings(plan),
         *sandbox_warnings(plan.config.sandbox, values),
         *plan.environment.warnings(),
@@ -271,6 +274,12 @@ def _tool_warnings(plan: Plan) -> list[str]:
         "every attempt would fail; take another model, or describe the tools in a message and read "
         "the calls from reply.content"
     ]
+
+
+def _episode_warnings(plan: Plan) -> tuple[str, ...]:
+    """What an Episode defines that nobody will call."""
+    agent = plan.code.episode_class
+    return near_misses(agent) if agent else ()
 
 
 def _mode_warnings(plan: Plan) -> list[str]:
