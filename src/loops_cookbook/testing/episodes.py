@@ -9,11 +9,12 @@ import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, field
-from typing import Any, Self, TypeVar
+from typing import Annotated, Any, Self, TypeVar, cast
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from loops_cookbook.attempts import Attempt, Call, Fate, Rejection, Scalar
+from loops_cookbook.config.base import Count, Seconds, StrictModel
 from loops_cookbook.config.sandbox import SandboxTable
 from loops_cookbook.episodes.episode import Episode, declared
 from loops_cookbook.episodes.runtime import create_runtime
@@ -39,6 +40,7 @@ from loops_cookbook.runtimes.producers import MAIN, Judge, Policy, Producer, Pro
 from loops_cookbook.sandboxes.source import SandboxSource
 from loops_cookbook.services.base import Chat, SampleParams
 from loops_cookbook.tasks import Task
+from loops_cookbook.testing.given import require
 from loops_cookbook.testing.judges import ChatScript, ScriptedChat
 from loops_cookbook.testing.scripted import Script, ScriptedSampler
 from loops_cookbook.testing.tokenizer import PlainRenderer
@@ -66,6 +68,25 @@ class Terms:
     models: Mapping[str, ChatScript | Chat] = field(default_factory=dict[str, "ChatScript | Chat"])
     """Other models that the Episode calls, such as a judge, by name: what each answers, or a
     `ScriptedChat` to look at afterwards."""
+
+    def __post_init__(self) -> None:
+        require("Terms", _TermsGiven, {name: getattr(self, name) for name in _TERMS})
+
+
+class _TermsGiven(StrictModel):
+    """What each may be; the sandbox and the models are looked at when they are made."""
+
+    max_tokens: Count
+    max_attempt_tokens: Count | None
+    max_seq_len: Annotated[int, Field(ge=2)]
+    rollout_seconds: Seconds | None
+    setup_seconds: Seconds
+    grading_seconds: Seconds
+    release_seconds: Seconds
+    max_rollout_retries: Annotated[int, Field(ge=0)]
+
+
+_TERMS = tuple(_TermsGiven.model_fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +172,7 @@ async def attempt_group(
         EpisodeError: the class, the task, the options, the terms or a script cannot be used.
     """
     terms = _terms(terms)
+    _require_scripts(replies)
     says = declared(episode_class)
     value = _validated(says.task_model, task, "the task")
     given = _options(says.options_model, options)
@@ -212,8 +234,6 @@ class _OneEach:
 async def _tried(
     runtime: Runtime, samplers: Sequence[ScriptedSampler], task: Task[BaseModel], terms: Terms
 ) -> TriedGroup:
-    if not samplers:
-        raise EpisodeError("attempt_group() was given no replies: give a script for each attempt")
     clocks = Clocks(
         rollout_seconds=terms.rollout_seconds or runtime.capabilities.rollout_seconds,
         setup_seconds=terms.setup_seconds,
@@ -255,13 +275,32 @@ def _as_tried(ended: Attempt, sampler: ScriptedSampler) -> Tried:
 
 
 def _others(terms: Terms) -> dict[str, Producer]:
-    return {name: Judge(name, _chat(answers)) for name, answers in terms.models.items()}
+    models = cast(object, terms.models)
+    if not isinstance(models, Mapping) or MAIN in models:
+        raise EpisodeError(
+            f"Terms(): models is {found(terms.models)}: give the models beside the policy by name, "
+            'such as {"judge": ["yes"]}'
+        )
+    return {name: Judge(name, _chat(name, answers)) for name, answers in terms.models.items()}
 
 
-def _chat(answers: ChatScript | Chat) -> Chat:
+def _chat(name: str, answers: ChatScript | Chat) -> Chat:
     if callable(answers) or isinstance(answers, Sequence):
         return ScriptedChat(answers)
+    if not callable(getattr(answers, "complete", None)):
+        raise EpisodeError(
+            f"Terms(): models[{name!r}] is {found(answers)}: give a list with a step for each "
+            "call, a function, or a ScriptedChat"
+        )
     return answers
+
+
+def _require_scripts(given: object) -> None:
+    if isinstance(given, str) or not isinstance(given, Sequence) or not given:
+        raise EpisodeError(
+            f"attempt_group() was given the replies {found(cast(object, given))}: give a script "
+            'for each attempt, such as [["yes"], ["no"]]'
+        )
 
 
 def _terms(given: object) -> Terms:

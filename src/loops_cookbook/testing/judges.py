@@ -18,7 +18,7 @@ from loops_cookbook.config.rl import RLConfig
 from loops_cookbook.errors import ServiceRefused
 from loops_cookbook.recipes.producers import open_judges
 from loops_cookbook.services.base import Chat, ChatAnswer, ChatRequest
-from loops_cookbook.testing.scripted import Line, require_script
+from loops_cookbook.testing.scripted import Line, require_script, require_step
 from loops_cookbook.testing.tokenizer import PlainRenderer
 
 PATIENCE_SECONDS = 20.0
@@ -68,7 +68,9 @@ class ScriptedChat:
 
     def _step(self, prompt: str, index: int) -> ChatStep:
         if callable(self._script):
-            return self._script(prompt, index)
+            step = self._script(prompt, index)
+            require_step(step, index, str, Line, ChatAnswer, Exception)
+            return step
         if index < len(self._script):
             return self._script[index]
         return ServiceRefused(

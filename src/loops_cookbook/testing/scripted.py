@@ -17,7 +17,9 @@ import numpy as np
 from loops_cookbook.errors import EpisodeError, ServiceRefused
 from loops_cookbook.learning.datums import Datum
 from loops_cookbook.problems import found
+from loops_cookbook.rollouts.grading import returned
 from loops_cookbook.services.base import AdamParams, LossSpec, SampleParams, StepResult
+from loops_cookbook.testing.given import require_seconds
 from loops_cookbook.testing.tokenizer import ByteTokenizer
 from loops_cookbook.tokens import Ids, Logprobs, SampledTokens, ids_of, logprobs_of
 
@@ -36,6 +38,12 @@ class Line:
     """How long it takes, in place of the sampler's own time."""
     policy_version: int | None = None
     """In place of the version that the sampler serves."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(cast(object, self.text), str):
+            raise EpisodeError(f"Line(): text is {returned(self.text)}: use a string")
+        if self.seconds is not None:
+            require_seconds("Line()", self.seconds)
 
 
 Step: TypeAlias = str | Line | Exception
@@ -63,9 +71,18 @@ def require_script(script: object, *steps: type) -> None:
             'such as ["yes"], or a function'
         )
     for index, step in enumerate(cast(Sequence[object], script)):
-        if not isinstance(step, steps):
-            named = ", ".join(each.__name__ for each in steps)
-            raise EpisodeError(f"step {index} of a script is {found(step)}: use one of {named}")
+        require_step(step, index, *steps)
+
+
+def require_step(step: object, index: int, *steps: type) -> None:
+    """Refuse what is no step of a script, also where a function gave it.
+
+    Raises:
+        EpisodeError: it is none.
+    """
+    if not isinstance(step, steps):
+        named = ", ".join(each.__name__ for each in steps)
+        raise EpisodeError(f"step {index} of a script is {returned(step)}: use one of {named}")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -101,6 +118,7 @@ class ScriptedSampler:
         policy_version: int = 0,
     ) -> None:
         require_script(script, str, Line, Exception)
+        require_seconds("ScriptedSampler()", seconds)
         self.tokenizer = tokenizer or ByteTokenizer()
         self.policy_version = policy_version
         self.calls: list[SampleCall] = []
@@ -146,6 +164,7 @@ class ScriptedSampler:
     def _step(self, prompt: str, index: int) -> Line | Exception:
         if callable(self._script):
             step = self._script(prompt, index)
+            require_step(step, index, str, Line, Exception)
         elif index < len(self._script):
             step = self._script[index]
         else:
@@ -220,6 +239,7 @@ class RecordingTrainer:
         """Each version that was published, in order."""
         self.scored: list[str] = []
         """The key of each batch that was scored, in order."""
+        require_seconds("RecordingTrainer()", seconds)
         self._sampler = sampler
         self._failures = failures or {}
         self._seconds = seconds
