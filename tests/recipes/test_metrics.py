@@ -382,6 +382,7 @@ def whole_row() -> dict[str, float]:
         )
     )
     made = with_metadata([{"score": 1, "ended": "done"}, {}], fails=1)
+    made = replace(made, batch=replace(made.batch, retries={"judge": 1}))
     return update(RunMetrics(), made) | evaluation.metrics
 
 
@@ -406,3 +407,17 @@ def test_the_metrics_page_is_what_the_list_makes() -> None:
     page = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
 
     assert page.read_text().startswith(metrics_page())
+
+
+def test_the_retries_of_a_judge_count_in_the_row_in_which_they_came() -> None:
+    """That a judge was busy for half of a run stood in no number."""
+    metrics, made = RunMetrics(), facts(group(0.0, 1.0))
+    rows = [
+        update(metrics, replace(made, batch=replace(made.batch, retries={"judge": count})))
+        for count in (0, 5, 7)
+    ]
+    assert [row["producers/judge/retries"] for row in rows] == [0.0, 5.0, 2.0]
+
+
+def test_a_run_without_judges_has_no_retries() -> None:
+    assert not [name for name in update(RunMetrics(), facts(group(0.0, 1.0))) if "retries" in name]

@@ -13,8 +13,11 @@ from loops_cookbook.recipes.producers import (
     planned_judges,
     producer_warnings,
     require_keys,
+    retries_of,
 )
+from loops_cookbook.runtimes.producers import Judge
 from loops_cookbook.services.base import ChatRequest
+from loops_cookbook.testing import ScriptedChat
 
 pytestmark = pytest.mark.anyio
 
@@ -117,3 +120,11 @@ def test_a_model_that_nobody_configured_is_refused_where_it_is_asked_for(
     with pytest.raises(EpisodeError, match="or did you mean judges"):
         make_plan(JUDGE.replace(".judge", ".judges"))
     assert make_plan(JUDGE).others.keys() == {"judge"}
+
+
+def test_only_models_that_count_their_retries_have_any() -> None:
+    class Counts(ScriptedChat):
+        retries = 3
+
+    others = {"busy": Judge("busy", Counts([])), "scripted": Judge("scripted", ScriptedChat([]))}
+    assert retries_of(others) == {"busy": 3}

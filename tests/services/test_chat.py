@@ -205,6 +205,7 @@ async def test_a_busy_judge_is_asked_again_and_then_answers() -> None:
     async with network.open() as chat:
         assert (await chat.complete(ASK)).content == "yes"
     assert network.times == [0.0, 7.0, 9.0, 13.0]
+    assert chat.retries == 3
     assert {str(r.url) for r in network.requests} == {"http://judge/v1/chat/completions"}
 
 

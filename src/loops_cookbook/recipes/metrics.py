@@ -65,6 +65,11 @@ METRICS: tuple[tuple[str, str], ...] = (
     ("turns/sampled", "turns: replies of the policy"),
     ("turns/cut", 'turns that a token limit ended (`finish_reason` "length")'),
     ("tokens/sequences_per_attempt", "mean number of token rows that a trained attempt became"),
+    (
+        "producers/<name>/retries",
+        "calls of a model of `[producers]` that were sent once more since the row before, because "
+        "it was out of reach, busy or out of quota; those of evaluations included",
+    ),
     ("policy/version", "policy version that the update published"),
     ("policy/staleness_mean", "mean over the trained groups of the updates since they started"),
     ("policy/staleness_max", "the most of the same"),
@@ -108,6 +113,8 @@ class BatchFacts:
     """That the update is applied to."""
     attempts_started: int
     """In the run so far, evaluations left out."""
+    retries: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Calls of each model beside the policy that were sent once more, since the process began."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,6 +163,7 @@ class RunMetrics:
         before = before or Counted()
         self._totals: Counter[str] = Counter(before.totals)
         self._started = before.attempts_started
+        self._retries: Mapping[str, int] = {}
         self._labels = Labels()
         self._labels.remember(before.counted)
         self._tally = Tally(self._labels)
@@ -191,7 +199,7 @@ class RunMetrics:
         finished = self._totals["attempts/finished"] + counts["attempts/finished"]
         row = _reward_metrics(facts) | tally.rewards() | self._failures_seen() | counts
         row |= {"attempts/started": started, "attempts/in_flight": self._started - finished}
-        row |= tally.recorded() | _policy_metrics(facts) | tally.means()
+        row |= tally.recorded() | _policy_metrics(facts) | tally.means() | self._retried(facts)
         return Draft({name: float(value) for name, value in row.items()}, counts)
 
     def applied(self, draft: Draft, facts: OutcomeFacts) -> MetricRow:
@@ -211,6 +219,13 @@ class RunMetrics:
         self._totals.update(fate_counts(left))
         self._totals.update(token_counts(left))
         return self.totals
+
+    def _retried(self, facts: BatchFacts) -> dict[str, int]:
+        before, self._retries = self._retries, facts.retries
+        return {
+            f"producers/{name}/retries": count - before.get(name, 0)
+            for name, count in facts.retries.items()
+        }
 
     def _failures_seen(self) -> dict[str, int]:
         """A kind of failure stays in the rows at 0 once it was seen."""

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from loops_cookbook.config.producers import ProducerTable
 from loops_cookbook.errors import ConfigError, EpisodeError
-from loops_cookbook.runtimes.producers import Judge
+from loops_cookbook.runtimes.producers import Judge, Producer
 from loops_cookbook.services.base import Chat, ChatAnswer, ChatRequest
 
 Tables = Mapping[str, ProducerTable]
@@ -53,6 +53,12 @@ def producer_warnings(tables: Tables, values: Mapping[str, str]) -> list[str]:
                 "anybody on the way to read; use https"
             )
     return warnings
+
+
+def retries_of(others: Mapping[str, Producer]) -> dict[str, int]:
+    """Calls that were sent once more, so far, of each model that counts them, by its name."""
+    told = {name: each.retries for name, each in others.items() if isinstance(each, Judge)}
+    return {name: count for name, count in told.items() if count is not None}
 
 
 @asynccontextmanager

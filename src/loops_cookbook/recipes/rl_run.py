@@ -22,6 +22,7 @@ from loops_cookbook.recipes.frame import Frame
 from loops_cookbook.recipes.memory import Memory
 from loops_cookbook.recipes.metrics import BatchFacts, Counted, OutcomeFacts, RunMetrics
 from loops_cookbook.recipes.plan import Plan
+from loops_cookbook.recipes.producers import retries_of
 from loops_cookbook.recipes.rules import (
     adam_params,
     batcher,
@@ -267,6 +268,7 @@ class RLRun:
             rows=rows,
             policy_version=self._version,
             attempts_started=self._attempts_started,
+            retries=retries_of(self._plan.others),
         )
         draft = self._metrics.draft(facts)
         self._next_row = update + 1

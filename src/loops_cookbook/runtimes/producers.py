@@ -8,7 +8,7 @@ messages and gives messages, and its tokens are nobody's business here.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar, cast
 
 import anyio
 import anyio.to_thread
@@ -50,6 +50,11 @@ class Judge:
     chat: Chat
     where: str = ""
     """Which model it is and where it is asked, such as `qwen3 at https://host/v1`."""
+
+    @property
+    def retries(self) -> int | None:
+        """Calls that were sent once more, so far; None where that is not counted."""
+        return cast(int | None, getattr(self.chat, "retries", None))
 
 
 Producer: TypeAlias = Policy | Judge

@@ -171,6 +171,11 @@ class HttpChat:
         self._settings = settings
         self._limiter = anyio.CapacityLimiter(settings.max_concurrency)
 
+    @property
+    def retries(self) -> int:
+        """Requests that were sent once more, so far."""
+        return self._transport.retries
+
     async def complete(self, request: ChatRequest) -> ChatAnswer:
         """The next assistant message.
 

@@ -76,6 +76,8 @@ class Transport:
         self._patience = patience
         self._guard = guard
         self._on_retry = on_retry
+        self.retries = 0
+        """Requests that were sent once more."""
         self.base_url = base_url.rstrip("/")
 
     async def call(
@@ -120,6 +122,7 @@ class Transport:
                 raise ServiceUnavailable(
                     f"{what} (tried {tried}): see whether the service runs, then resume"
                 )
+            self.retries += 1
             if self._on_retry is not None:
                 self._on_retry(what)
             await self._patience.sleep(decision.pause)
