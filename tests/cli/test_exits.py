@@ -1,5 +1,6 @@
 """How a command ends: one line on stderr, and a status."""
 
+import asyncio
 import errno
 import json
 import os
@@ -13,7 +14,7 @@ import pytest
 import typer
 
 from loops_cookbook.cli.exits import HungUp, Terminated, guarded, leaving
-from loops_cookbook.errors import ConfigError, EngineDied, LoopsError, UsageError
+from loops_cookbook.errors import ConfigError, EngineDied, LoopsError, RunStopped, UsageError
 
 
 def ended(error: BaseException, *, debug: bool = False) -> int:
@@ -161,6 +162,16 @@ def test_a_bug_of_ours_is_shown_with_its_traceback(capsys: pytest.CaptureFixture
     assert "Traceback" in said
     assert "RuntimeError: unforeseen" in said
     assert "this is a bug of loops-cookbook" in said.splitlines()[-1]
+
+
+def test_tasks_that_nobody_of_ours_cancelled_are_no_bug_of_ours(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """An Episode that cancelled `asyncio.all_tasks()` was told as a bug, with 70."""
+    group = BaseExceptionGroup("tasks", [asyncio.CancelledError(), asyncio.CancelledError()])
+    assert ended(group) == RunStopped.exit_status
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("loops: the command's own tasks were cancelled")
 
 
 def test_a_command_that_returns_ends_as_done() -> None:

@@ -2,7 +2,9 @@
 
 import asyncio
 import gc
+import os
 import re
+import subprocess
 import sys
 from collections.abc import Awaitable, Callable
 
@@ -102,3 +104,33 @@ def test_what_is_nobodys_is_told_as_asyncio_tells_it(caplog: pytest.LogCaptureFi
 
     run(work)
     assert caplog.messages == ["a lost transport"]
+
+
+FORKS = """
+import os
+
+import anyio
+
+from loops_cookbook.cli.loop import WorkLoop
+
+
+async def work():
+    pid = os.fork()
+    await anyio.sleep(0.001)
+    if pid == 0:
+        os._exit(7)
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+
+
+anyio.run(work, backend_options={"loop_factory": WorkLoop})
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_forked_process_ends_when_it_comes_back_to_the_loop() -> None:
+    """It ran all attempts a second time, on the same connections, and never ended."""
+    ended = subprocess.run(
+        [sys.executable, "-c", FORKS], capture_output=True, text=True, check=True
+    )
+    assert ended.stdout == "1\n"
+    assert ended.stderr.startswith("loops: a process that os.fork() made came back")

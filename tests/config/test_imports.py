@@ -110,6 +110,7 @@ def test_a_name_that_is_not_there_is_refused_with_the_near_one(project: Path) ->
         ("def f():\n  return 1 / 0\n\nf()\n", 2, "ZeroDivisionError: division by zero"),
         ("import json\njson.loads('{')\n", 2, "JSONDecodeError"),
         ("import sys\nsys.exit('bye')\n", 2, "SystemExit: bye"),
+        ("raise GeneratorExit\n", 1, "GeneratorExit"),
         ("x = (\n", 1, "SyntaxError: '(' was never closed"),
     ],
 )

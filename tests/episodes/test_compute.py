@@ -15,6 +15,7 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import anyio
 import pytest
@@ -245,3 +246,19 @@ async def test_a_grader_that_computes_for_ever_is_killed_and_takes_nobody_with_i
     assert (killed.discarded.fate, killed.discarded.exception) == (Fate.UNGRADED, "ClockRanOut")
     assert [a.reward for a in group.attempts if a is not killed] == [1.0] * 3
     assert [limit.held for limit in limits.statistics()] == [0, 0, 0]
+
+
+async def waits() -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [(5, r"compute\(\) was given 5: give it a function"), (waits, "an async function")],
+    ids=["no function", "async"],
+)
+async def test_what_a_worker_cannot_call_is_refused(
+    workers: Workers, given: Any, said: str
+) -> None:
+    """It was told by a line of this package, or by a coroutine that cannot be pickled."""
+    with pytest.raises(EpisodeError, match=said):
+        await workers.run(given)

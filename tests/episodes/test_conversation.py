@@ -527,6 +527,18 @@ async def test_a_sampler_that_answers_twice_is_a_failure() -> None:
     assert models.failure is not None
 
 
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_call_from_another_threads_event_loop_is_refused() -> None:
+    """It mixed two loops: attempts waited for ever, and errors named the run's own tasks."""
+    conversation = Try(["hello"]).conversation()
+
+    def call() -> None:
+        anyio.run(conversation.generate, [user("?")])
+
+    with pytest.raises(EpisodeError, match="from another thread"):
+        await anyio.to_thread.run_sync(call)
+
+
 async def test_a_call_after_the_phase_is_refused() -> None:
     attempt = Try(["late"])
     conversation = attempt.conversation()

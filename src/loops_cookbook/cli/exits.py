@@ -7,6 +7,7 @@ be opened, which is 2. With `--json` an error stands on stdout too, as JSON. Thi
 that turns exceptions into words and numbers.
 """
 
+import asyncio
 import errno
 import functools
 import json
@@ -22,7 +23,7 @@ from typing import NoReturn, ParamSpec, cast
 
 import typer
 
-from loops_cookbook.errors import OUR_BUG, LoopsError, UsageError
+from loops_cookbook.errors import OUR_BUG, LoopsError, RunStopped, UsageError
 from loops_cookbook.problems import one_line, shown
 from loops_cookbook.report.streams import AnswerLost, forget
 
@@ -140,6 +141,11 @@ def _end(error: BaseException, *, debug: bool, as_json: bool) -> NoReturn:
         forget(sys.stdout.fileno())  # it may be stdout that takes no more
         status = DISK_FULL
         say([_without_room(cause) for cause in causes if isinstance(cause, OSError)])
+    elif all(isinstance(cause, asyncio.CancelledError) for cause in causes):
+        status = RunStopped.exit_status
+        what = "the command's own tasks were cancelled, which no part of loops-cookbook does"
+        do = "cancel the tasks that your code started, and never all of asyncio.all_tasks()"
+        _say_both([f"{what}: {do}"], status, as_json=as_json)
     elif len(ours) == len(causes):
         status = max(cause.exit_status for cause in ours)
         lines = [line for cause in ours for line in str(cause).splitlines()]

@@ -4,11 +4,17 @@ In a task that user code started by itself there is nobody to catch `SystemExit`
 it end the loop, and with it a run that may be hours old. Here the task alone ends by it; whoever
 awaits the task meets it, as any other exception. `stop()` ends the loop as well, and is refused
 where it is called. What such a task ended by is told in one line, each place once.
+
+A process that `os.fork()` made has a copy of the loop, with all attempts in it and on the same
+connections. It ends as soon as the code that forked comes back to the loop.
 """
 
 import asyncio
 import logging
+import os
+from functools import partial
 from typing import Any
+from weakref import ref
 
 from loops_cookbook.errors import EpisodeError
 from loops_cookbook.problems import said
@@ -24,6 +30,8 @@ class WorkLoop(asyncio.SelectorEventLoop):
         super().__init__()
         self._work: asyncio.Future[Any] | None = None
         self._told: set[str] = set()
+        if hasattr(os, "register_at_fork"):  # which never forgets, so it is not to keep the loop
+            os.register_at_fork(after_in_child=partial(_leave_soon, ref(self)))
 
     def run_until_complete(self, future: Any) -> Any:
         """What comes of the work; `SystemExit` of its own task is let through."""
@@ -77,3 +85,19 @@ class WorkLoop(asyncio.SelectorEventLoop):
                 place,
             )
         return place is not None
+
+
+def _leave_soon(loop: "ref[WorkLoop]") -> None:
+    """In a process that was forked: end it when its copy of the loop runs on."""
+    copy = loop()
+    if copy is not None and copy.is_running():
+        copy.call_soon(_leave)
+
+
+def _leave() -> None:
+    line = (
+        "loops: a process that os.fork() made came back to the event loop, and ends: end it by "
+        "os._exit(), or use subprocess or compute()\n"
+    )
+    os.write(2, line.encode())
+    os._exit(1)

@@ -125,7 +125,9 @@ def _import(name: str, directory: Path, key: str) -> ModuleType:
                 f"{key}: no module {name!r} in {directory} or among what is installed; {advice}"
             ) from error
         raise EpisodeError(_failed(error, name, directory, key)) from error
-    except (Exception, SystemExit) as error:  # user code: a module may raise anything
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # user code: a module may raise anything
         raise EpisodeError(_failed(error, name, directory, key)) from error
     top = name.partition(".")[0]
     beside = [path for path in _modules_in(directory) if path.stem == top]

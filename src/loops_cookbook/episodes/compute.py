@@ -6,6 +6,7 @@ they are first needed, at most one for each CPU, serve call after call, and end 
 block. The clock of a call that waits for one stands still.
 """
 
+import inspect
 import os
 import pickle
 import re
@@ -24,7 +25,7 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 from loops_cookbook.clock import room_in
 from loops_cookbook.episodes.worker import LENGTH_BYTES, Answer, framed
 from loops_cookbook.errors import AttemptFault, EpisodeError
-from loops_cookbook.problems import one_line, said
+from loops_cookbook.problems import found, one_line, said
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -71,6 +72,7 @@ class Workers:
         """
         if self._slots is None:
             raise EpisodeError("compute() was called while no run is open: call it from an Episode")
+        _require_function(function)
         request = _request(function, args)
         async with room_in(self._slots):
             process = await self._pop_idle() or await _Worker.start()
@@ -140,6 +142,19 @@ class _Worker:
                     os.killpg(self._process.pid, signal.SIGKILL)
             await self._process.aclose()
         return self._process.returncode
+
+
+def _require_function(function: object) -> None:
+    if not callable(function):
+        raise EpisodeError(
+            f"compute() was given {found(function)}: give it a function from the top of a module, "
+            "and after it what the function is given"
+        )
+    if inspect.iscoroutinefunction(function):
+        raise EpisodeError(
+            f"compute({_name(function)}) was given an async function, and a worker process has no "
+            "event loop: give it a plain one"
+        )
 
 
 def _request(function: Callable[..., object], args: tuple[object, ...]) -> bytes:

@@ -9,6 +9,7 @@ of a try: it ends with the phase, and a call that comes later is refused.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from threading import get_ident
 from typing import Literal, TypeAlias
 
 import anyio.lowlevel
@@ -74,6 +75,7 @@ class Permit:
         self.record = record
         self.trains = trains
         self.is_open = True
+        self._thread = get_ident()
         self.failure: Exception | None = None
         """The first model call that failed for good, also where the episode swallowed it."""
 
@@ -82,11 +84,16 @@ class Permit:
         self.failure = self.failure or error
 
     def require_open(self) -> None:
-        """Refuse a call after the phase.
+        """Refuse a call after the phase, or from another thread, whose event loop is another one.
 
         Raises:
-            EpisodeError: the phase is over.
+            EpisodeError: the phase is over, or this is another thread.
         """
+        if get_ident() != self._thread:
+            raise EpisodeError(
+                "a model was called from another thread than that of the event loop: call it by "
+                "anyio.from_thread.run"
+            )
         if not self.is_open:
             raise EpisodeError(
                 "a model was called after the run() or grade() that it was handed to had ended; "

@@ -26,7 +26,7 @@ def blamed(what: str, kind: type[LoopsError]) -> Generator[None]:
         yield
     except LoopsError:
         raise
-    except (Exception, SystemExit) as error:  # user code may raise anything
+    except (Exception, SystemExit, GeneratorExit) as error:  # user code may raise anything
         raise kind(f"{told(what, error)}; mend it") from error
 
 

@@ -168,7 +168,7 @@ def _as_float(value: float) -> float | None:
     """A number that a mean can hold; None for others, which a runtime may record as well."""
     try:
         number = float(value)
-    except OverflowError:  # a huge int
+    except (OverflowError, TypeError, ValueError):  # a huge int, or a date of numpy
         return None
     return number if math.isfinite(number) else None
 

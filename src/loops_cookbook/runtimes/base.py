@@ -12,6 +12,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from typing import Protocol, Self, cast
 
+import numpy as np
 from pydantic import BaseModel
 
 from loops_cookbook.attempts import Attempt, Call, Scalar
@@ -148,6 +149,29 @@ class Recorded:
                 raise ValueError(
                     "a recorded turn has an empty prompt: nothing predicts its first sampled token"
                 )
+        _require_records(self)
+
+
+def _require_records(recorded: Recorded) -> None:
+    """Refuse what no row and no metric could hold: it would be found out far from who gave it."""
+    if not isinstance(cast(object, recorded.metadata), Mapping):
+        raise EpisodeError(
+            f"a Recorded's metadata is {found(recorded.metadata)}: use scalars by name"
+        )
+    for key, item in recorded.metadata.items():
+        if not (isinstance(cast(object, key), str) and isinstance(cast(object, item), _SCALARS)):
+            raise EpisodeError(
+                f"a Recorded's metadata has {found(key)}: {found(item)}: use a number, a boolean "
+                "or a string under a word"
+            )
+    if not all(isinstance(cast(object, call), Call) for call in recorded.calls):
+        raise EpisodeError(f"a Recorded's calls are {found(recorded.calls)}: use a tuple of Call")
+    failure = cast(object, recorded.failure)
+    if failure is not None and not isinstance(failure, Exception):
+        raise EpisodeError(f"a Recorded's failure is {found(failure)}: use an Exception, or None")
+
+
+_SCALARS = (float, int, str, np.generic)
 
 
 class Lease(Protocol):
