@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,9 @@ def ended(error: BaseException, *, debug: bool = False) -> int:
 
     @guarded
     def command(debug: bool = False) -> None:
-        raise error
+        failed = Future[None]()
+        failed.set_exception(error)
+        failed.result()  # raised by no line of a user
 
     with pytest.raises(typer.Exit) as caught:
         command(debug=debug)
@@ -162,6 +165,23 @@ def test_a_bug_of_ours_is_shown_with_its_traceback(capsys: pytest.CaptureFixture
     assert "Traceback" in said
     assert "RuntimeError: unforeseen" in said
     assert "this is a bug of loops-cookbook" in said.splitlines()[-1]
+
+
+def test_what_a_users_own_line_raised_is_no_bug_of_ours(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Where a run came to code of a user's that it did not know of, that was told as our bug."""
+
+    @guarded
+    def command() -> None:
+        raise ZeroDivisionError("mine")
+
+    with pytest.raises(typer.Exit) as caught:
+        command()
+    assert caught.value.exit_code == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("loops: ZeroDivisionError(mine) was raised at tests/cli/test_exits.py:")
+    assert "in command, in code of yours that loops-cookbook came to: mend it" in line
 
 
 def test_tasks_that_nobody_of_ours_cancelled_are_no_bug_of_ours(

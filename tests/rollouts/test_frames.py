@@ -15,6 +15,7 @@ from loops_cookbook.rollouts import frames
 from loops_cookbook.rollouts.frames import (
     held_at,
     raised_at,
+    raised_by_a_user,
     runs_at,
     thread_of,
     users_line,
@@ -47,6 +48,22 @@ def test_an_exception_out_of_this_package_is_told_by_the_line_that_called_it() -
 
 def test_an_exception_that_was_never_raised_has_no_line() -> None:
     assert raised_at(ValueError()) is None
+    assert raised_by_a_user(ValueError()) is None
+
+
+def test_only_what_a_users_line_raised_itself_is_raised_by_a_user() -> None:
+    def fail() -> None:
+        raise ValueError("mine")
+
+    def read() -> None:
+        json.loads("{")
+
+    with pytest.raises(ValueError, match="mine") as mine:
+        fail()
+    with pytest.raises(ValueError, match="Expecting") as other:
+        read()
+    assert (raised_by_a_user(mine.value) or "").endswith(" in fail")
+    assert raised_by_a_user(other.value) is None
 
 
 def test_without_a_line_of_a_user_the_innermost_is_told() -> None:

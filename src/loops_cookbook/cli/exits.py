@@ -1,10 +1,10 @@
 """How a command ends: a `LoopsError` as one line on stderr, everything with its exit status.
 
-0 done; 1 and 2 as the error says; 130 interrupted; 143 and 129 told to end, all three after
-everything that was open has been released; 70 our bug, with its traceback. A reader that closes the
-pipe of the answer ends a command quietly, and a full disk with a word; so does a path that cannot
-be opened, which is 2. With `--json` an error stands on stdout too, as JSON. This is the one place
-that turns exceptions into words and numbers.
+0 done; 1 and 2 as the error says, and 1 for what a line of the user's own raised; 130 interrupted;
+143 and 129 told to end, all three after everything that was open has been released; 70 our bug,
+with its traceback. A reader that closes the pipe of the answer ends a command quietly, and a full
+disk with a word; so does a path that cannot be opened, which is 2. With `--json` an error stands on
+stdout too, as JSON. This is the one place that turns exceptions into words and numbers.
 """
 
 import asyncio
@@ -24,8 +24,9 @@ from typing import NoReturn, ParamSpec, cast
 import typer
 
 from loops_cookbook.errors import OUR_BUG, LoopsError, RunStopped, UsageError
-from loops_cookbook.problems import one_line, shown
+from loops_cookbook.problems import one_line, said, shown
 from loops_cookbook.report.streams import AnswerLost, forget
+from loops_cookbook.rollouts.frames import raised_by_a_user
 
 P = ParamSpec("P")
 
@@ -149,6 +150,14 @@ def _end(error: BaseException, *, debug: bool, as_json: bool) -> NoReturn:
     elif len(ours) == len(causes):
         status = max(cause.exit_status for cause in ours)
         lines = [line for cause in ours for line in str(cause).splitlines()]
+        _say_both(lines, status, as_json=as_json)
+    elif all(raised_by_a_user(cause) for cause in causes):
+        status = RunStopped.exit_status
+        lines = [
+            f"{type(cause).__name__}({said(cause)}) was raised at {raised_by_a_user(cause)}, in "
+            "code of yours that loops-cookbook came to: mend it; --debug shows the way there"
+            for cause in causes
+        ]
         _say_both(lines, status, as_json=as_json)
     else:
         status = OUR_BUG

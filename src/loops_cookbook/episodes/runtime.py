@@ -1,7 +1,7 @@
 """An Episode class as a runtime: a lease is one instance, for one try.
 
 The instance is made in `setup`, and `close` follows whatever happens, shielded and under the
-release clock; that `close` fails is said in the log and changes nothing. The try's sandboxes are
+release clock; that it fails changes nothing that is known by then. The try's sandboxes are
 released after it, each under a clock of its own; their processes are stopped before `grade` is
 called. `run` takes the sampling slot itself. When `run` or `grade` ends, its models are closed, so
 a task that an agent left behind cannot add to the record. What the methods raise passes through,
@@ -10,7 +10,6 @@ that was lost, counts also where the episode swallowed it: in `run` as `Recorded
 grader by being raised after it.
 """
 
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeAlias, cast
@@ -18,7 +17,6 @@ from typing import Any, Self, TypeAlias, cast
 from pydantic import BaseModel
 
 from loops_cookbook.attempts import Attempt, Scalar
-from loops_cookbook.clock import is_cancelled
 from loops_cookbook.episodes.compute import Workers
 from loops_cookbook.episodes.conversation import Models
 from loops_cookbook.episodes.episode import Declared, Episode, declared
@@ -44,8 +42,6 @@ from loops_cookbook.runtimes.base import (
 )
 from loops_cookbook.tasks import Task
 from loops_cookbook.tokens import Trajectory
-
-logger = logging.getLogger(__name__)
 
 NOTICE_SECONDS = 10.0
 """From the end of an Episode's own time to the cut; at most a tenth of a clock that is set."""
@@ -140,7 +136,7 @@ class EpisodeLease:
     async def __aexit__(self, *exc: object) -> None:
         try:
             if self._episode is not None and self._says.closes:
-                await self._close(self._episode)
+                await self._episode.close()
         finally:
             await self._sandboxes.release()
 
@@ -230,19 +226,6 @@ class EpisodeLease:
                 "mapping, or nothing"
             )
         self._metadata.update(cast(Mapping[str, Scalar], returned))
-
-    async def _close(self, episode: "_Episode") -> None:
-        # No scope around it: what it closes may be one that setup opened. One that has died cancels
-        # the try, and what it died of is raised as it is closed: by that the try has failed.
-        held_has_died = is_cancelled()
-        try:
-            await episode.close()
-        # The attempt is over: what it earned must not depend on tidying up.
-        except Exception:
-            if held_has_died:
-                raise
-            where = f"{self._says.name}.close() of task {self._task.name!r}"
-            logger.warning("%s failed; mend it, or it may leak", where, exc_info=True)
 
 
 class _CreateRuntime:

@@ -40,6 +40,12 @@ def raised_at(error: BaseException, *, by_a_user: bool = False) -> str | None:
     return _users(users if users or by_a_user else stack)
 
 
+def raised_by_a_user(error: BaseException) -> str | None:
+    """Where a line of a user's code itself raised an exception; None where another did."""
+    stack = list(_of_traceback(error.__traceback__))
+    return raised_at(error) if stack and _users_of(stack[-1:]) else None
+
+
 def waits_at(coroutine: object) -> str | None:
     """Where a suspended coroutine waits."""
     return _users(reversed(list(_of_coroutine(coroutine))))

@@ -323,7 +323,8 @@ class Trial:
         fault = await caught(partial(self._manager.__aexit__, None, None, None))
         if isinstance(fault, Exception) and not self._block.release_was_cut:
             self._release_fault = fault
-            logger.warning("%s: %s", self._job.label, told("release", fault))
+            late = told("release", fault)
+            logger.warning("%s: %s; what it held may be left over", self._job.label, late)
 
     def _tell_left_open(self) -> None:
         opened: dict[str, list[LeftOpen]] = {}
