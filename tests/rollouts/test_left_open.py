@@ -103,6 +103,6 @@ def test_each_kind_of_what_is_left_open_is_told_once_with_what_to_do(
     assert first.startswith("attempt 3 of group 1: run() opened a task group")
     assert first.endswith("or open it in setup() and close it in close()")
     assert second == (
-        "attempt 3 of group 1: run() entered a cancel scope and did not leave it: enter it by "
-        "`with`"
+        "attempt 3 of group 1: run() entered a cancel scope, its own or that of a group, and did "
+        "not leave it: enter it by `with`"
     )
