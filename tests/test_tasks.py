@@ -2,11 +2,12 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel, ConfigDict, field_validator
+from pydantic import BaseModel, ConfigDict, field_validator, model_validator
 
 from loops_cookbook.errors import TaskFileError
 from loops_cookbook.tasks import PROBLEMS_SHOWN, Task, load_tasks
@@ -160,3 +161,48 @@ def test_what_was_written_is_what_is_read(
     else:
         with pytest.raises(TaskFileError):
             load_tasks(path, Sum)
+
+
+class Forgetful(BaseModel):
+    """Its validator is the commonest mistake with pydantic."""
+
+    answer: int
+
+    @model_validator(mode="after")
+    def nothing(self) -> Any: ...
+
+
+class Leaving(BaseModel):
+    answer: int
+
+    @model_validator(mode="after")
+    def leave(self) -> Any:
+        raise SystemExit(3)
+
+
+class Nameless(BaseModel):
+    answer: int
+
+    @property
+    def name(self) -> str:
+        raise LookupError("no name yet")
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        (Forgetful, "a validator of Forgetful gave null in its place; let it end with `return"),
+        (Leaving, "Leaving raised SystemExit: 3; let it raise ValueError on a bad value"),
+        (Nameless, "Nameless raised LookupError: no name yet; let it raise ValueError on a"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_what_a_users_model_does_wrong_is_told_with_the_line(
+    schema: type[BaseModel], said: str, tmp_path: Path
+) -> None:
+    """`loops check` ended as a bug of ours, and one that left with its own status and no word."""
+    path = tmp_path / "tasks.jsonl"
+    path.write_text('{"answer": 1}\n')
+    with pytest.raises(TaskFileError) as refused:
+        load_tasks(path, schema)
+    assert f"tasks.jsonl:1: {said}" in str(refused.value)

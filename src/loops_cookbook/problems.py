@@ -14,10 +14,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from reprlib import Repr
 from types import UnionType
-from typing import Annotated, Literal, Union, cast, get_args, get_origin
+from typing import Annotated, Literal, TypeVar, Union, cast, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
 
 MOST_SHOWN = 200
 """Characters of a value that a message shows."""
@@ -94,14 +96,38 @@ class OtherNames:
     """For each that means no key what to do."""
 
 
+USERS = (Exception, SystemExit, GeneratorExit)
+"""What code of a user's model may raise."""
+
+
+class NotItself(TypeError):
+    """Raised for what a validator of a user's model gave in place of the model."""
+
+
+def itself(value: object, model: type[ModelT]) -> ModelT:
+    """A model that was validated; one of its own validators may have given something else.
+
+    Raises:
+        NotItself: it did.
+    """
+    if isinstance(value, model):
+        return value
+    raise NotItself(
+        f"a validator of {model.__name__} gave {found(value)} in its place; let it end with "
+        "`return self`"
+    )
+
+
 def problems_in(
-    error: Exception,
+    error: BaseException,
     model: type[BaseModel],
     others: OtherNames = OtherNames({}, {}),
 ) -> tuple[Problem, ...]:
     """Retell what `model` raised about a value: pydantic's error, or any of its validators'."""
+    if isinstance(error, NotItself):
+        return (Problem((), str(error)),)
     if not isinstance(error, ValidationError):
-        what = f"{model.__name__} raised {type(error).__name__}: {error}"
+        what = f"{model.__name__} raised {type(error).__name__}: {error}".removesuffix(": ")
         return (Problem((), f"{one_line(what)}; let it raise ValueError on a bad value"),)
     told = error.errors(include_url=False)
     return tuple(p for details in told for p in _retold(details, model, others))

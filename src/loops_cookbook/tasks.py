@@ -15,7 +15,7 @@ from typing import Generic, Literal, NoReturn, TypeVar
 from pydantic import BaseModel
 
 from loops_cookbook.errors import TaskFileError
-from loops_cookbook.problems import found, nearest, one_line, problems_in, shown
+from loops_cookbook.problems import USERS, found, itself, nearest, one_line, problems_in, shown
 
 TaskT = TypeVar("TaskT", bound=BaseModel, covariant=True)
 ValueT = TypeVar("ValueT", bound=BaseModel)
@@ -57,11 +57,11 @@ def load_tasks(
     for number, line in _lines(path, kind):
         try:
             value = _value(line, schema)
+            name = _name(value, schema)
         except _BadLine as bad:
             problems += [f"{shown(path)}:{number}: {text}" for text in bad.texts]
             continue
         source = f"{path.name}:{number}"
-        name = getattr(value, "name", None)
         task = Task(len(tasks), name if isinstance(name, str) else source, value, source)
         if task.name in line_of:
             problems.append(
@@ -110,8 +110,15 @@ def _value(line: bytes, schema: type[ValueT]) -> ValueT:
     text = _text(line)
     _require_object(text)
     try:
-        return schema.model_validate_json(text)
-    except Exception as error:  # a validator of the user's model may raise anything
+        return itself(schema.model_validate_json(text), schema)
+    except USERS as error:  # of a validator of the user's model
+        raise _BadLine(*map(str, problems_in(error, schema))) from error
+
+
+def _name(value: BaseModel, schema: type[BaseModel]) -> object:
+    try:
+        return getattr(value, "name", None)
+    except USERS as error:  # it may be a property
         raise _BadLine(*map(str, problems_in(error, schema))) from error
 
 

@@ -193,3 +193,13 @@ def test_what_an_episode_has_that_nobody_will_call_is_a_warning(make_plan, proje
     plan = make_plan('episode.class="spelling:Strict"')
     told = [warning for warning in warnings_of(plan, {}) if "did you mean grade?" in warning]
     assert [each.partition(" ")[2].partition(" ")[0] for each in told] == ["Strict.grades"]
+
+
+def test_tasks_that_json_cannot_hold_are_compared_with_none(make_plan, project: Path) -> None:
+    """A serializer that raises ended `loops check` as a bug of ours."""
+    episode = project / "spelling.py"
+    serializer = "    @model_serializer\n    def _(self): raise LookupError\n"
+    text = episode.read_text().replace("    word: str\n", f"    word: str\n\n{serializer}", 1)
+    episode.write_text(f"from pydantic import model_serializer\n{text}")
+    plan = make_plan('evaluation.sets.held_out.tasks="tasks.jsonl"')
+    assert not [warning for warning in warnings_of(plan, {}) if "also trained on" in warning]

@@ -25,7 +25,16 @@ from loops_cookbook.config.overrides import (
 from loops_cookbook.config.rl import RLConfig
 from loops_cookbook.config.sft import SFTConfig
 from loops_cookbook.errors import ConfigError
-from loops_cookbook.problems import OtherNames, Problem, found, one_line, problems_in, shown
+from loops_cookbook.problems import (
+    USERS,
+    OtherNames,
+    Problem,
+    found,
+    itself,
+    one_line,
+    problems_in,
+    shown,
+)
 
 OptionsT = TypeVar("OptionsT", bound=BaseModel)
 AnyConfig: TypeAlias = RLConfig | SFTConfig
@@ -94,8 +103,8 @@ class LoadedConfig(Generic[ConfigT]):
                 raise ConfigError(self._told([problem]))
             return None
         try:
-            return schema.model_validate(table or {})
-        except Exception as error:  # a validator of the user's model may raise anything
+            return itself(schema.model_validate(table or {}), schema)
+        except USERS as error:  # of a validator of the user's model
             below = [Problem((*place, *p.place), p.text) for p in problems_in(error, schema)]
             raise ConfigError(self._told(below)) from error
 

@@ -8,6 +8,8 @@ confirmed it) is left out and a warning says so.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from pydantic import BaseModel
+
 from loops_cookbook.episodes.mentions import tools_declared
 from loops_cookbook.episodes.near_misses import near_misses
 from loops_cookbook.recipes.capabilities import (
@@ -34,6 +36,7 @@ from loops_cookbook.renderers.detect import Detection
 from loops_cookbook.renderers.images import images_line
 from loops_cookbook.runtimes.producers import producers_summary
 from loops_cookbook.services.extras import LOCAL, is_installed, namesake
+from loops_cookbook.tasks import Task
 
 LAST_LINE = "Configuration and runtime checked; no sandbox or Loops trainer launched."
 
@@ -338,13 +341,21 @@ def _greedy_warnings(plan: Plan) -> list[str]:
 
 def _task_warnings(plan: Plan) -> list[str]:
     """Tasks that are both trained on and held out."""
-    trained = {task.value.model_dump_json() for task in plan.tasks}
+    trained = {*map(_as_json, plan.tasks)} - {None}
     warnings: list[str] = []
     for held_out in plan.sets:
-        shared = sum(task.value.model_dump_json() in trained for task in held_out.tasks)
+        shared = sum(_as_json(task) in trained for task in held_out.tasks)
         if shared:
             warnings.append(
                 f"evaluation.sets.{held_out.name}: {shared} of its {len(held_out.tasks)} tasks are "
                 "also trained on, so it does not show what holds on new tasks; use other ones"
             )
     return warnings
+
+
+def _as_json(task: Task[BaseModel]) -> str | None:
+    """A task, to be compared; None for one that JSON cannot hold."""
+    try:
+        return task.value.model_dump_json()
+    except Exception:  # a serializer of the user's model may raise anything
+        return None

@@ -20,7 +20,7 @@ from loops_cookbook.episodes.episode import Episode, declared
 from loops_cookbook.episodes.runtime import create_runtime
 from loops_cookbook.errors import EpisodeError
 from loops_cookbook.learning.advantages import judge
-from loops_cookbook.problems import found, problems_in
+from loops_cookbook.problems import NotItself, found, itself, problems_in
 from loops_cookbook.recipes.sandboxes import sandboxes_of
 from loops_cookbook.rollouts.attempt import GroupStart
 from loops_cookbook.rollouts.group import run_group
@@ -326,8 +326,8 @@ def _validated(model: type[ModelT], given: object, what: str) -> ModelT:
     if isinstance(given, model):
         return given
     try:
-        return model.model_validate(given)
-    except ValidationError as error:
+        return itself(model.model_validate(given), model)
+    except (ValidationError, NotItself) as error:
         problems = "; ".join(map(str, problems_in(error, model)))
         raise EpisodeError(
             f"{what} given to attempt() is no {model.__name__}: {problems}"
