@@ -97,7 +97,7 @@ class OtherNames:
 
 
 USERS = (Exception, SystemExit, GeneratorExit)
-"""What code of a user's model may raise."""
+"""What code of a user may raise, but for what a person or a signal ends a command by."""
 
 
 class NotItself(TypeError):

@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any, TypeGuard, TypeVar
 
 from loops_cookbook.errors import EpisodeError
-from loops_cookbook.problems import nearest, one_line, shown
+from loops_cookbook.problems import USERS, nearest, one_line, shown
 
 ClassT = TypeVar("ClassT")
 
@@ -125,9 +125,7 @@ def _import(name: str, directory: Path, key: str) -> ModuleType:
                 f"{key}: no module {name!r} in {directory} or among what is installed; {advice}"
             ) from error
         raise EpisodeError(_failed(error, name, directory, key)) from error
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # user code: a module may raise anything
+    except USERS as error:  # a signal passes, as which a command may be told to end
         raise EpisodeError(_failed(error, name, directory, key)) from error
     top = name.partition(".")[0]
     beside = [path for path in _modules_in(directory) if path.stem == top]

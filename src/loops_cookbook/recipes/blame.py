@@ -7,6 +7,7 @@ from functools import partial
 from typing import TypeVar
 
 from loops_cookbook.errors import LoopsError
+from loops_cookbook.problems import USERS
 from loops_cookbook.rollouts.faults import caught, told
 
 logger = logging.getLogger(__name__)
@@ -26,7 +27,7 @@ def blamed(what: str, kind: type[LoopsError]) -> Generator[None]:
         yield
     except LoopsError:
         raise
-    except (Exception, SystemExit, GeneratorExit) as error:  # user code may raise anything
+    except USERS as error:
         raise kind(f"{told(what, error)}; mend it") from error
 
 

@@ -134,8 +134,8 @@ def tell(whose: str, method: str, left: Iterable[LeftOpen]) -> None:
         )
     if False in kinds:
         logger.warning(
-            "%s: %s entered a cancel scope, its own or that of a group, and did not leave it: enter "
-            "it by `with`",
+            "%s: %s entered a cancel scope, its own or that of a group, and did not leave it: "
+            "enter it by `with`",
             whose,
             method,
         )
