@@ -59,8 +59,13 @@ def close_within(outer: anyio.CancelScope) -> Sequence[LeftOpen]:
     if not leaves_in_order():
         return _cancel_nurseries() or (LeftOpen(None, is_group=False),)
     scopes = _scopes_within(outer)
-    groups = _holders(scopes, anyio.abc.TaskGroup) if scopes else {}  # the slow way, and rare
-    found = [_left(scope, groups.get(id(scope)), "_exceptions") for scope in reversed(scopes)]
+    dead = [scope for scope in scopes if scope.cancel_called]
+    # Takes tens of milliseconds, so it is done only where there is a cause to be found.
+    groups = _holders(dead, anyio.abc.TaskGroup) if dead else {}
+    found = [
+        _left(scope, groups.get(id(scope)), "_exceptions", has_tasks=_has_tasks(scope))
+        for scope in reversed(scopes)
+    ]
     for scope in scopes:
         scope.cancel()
         scope.__exit__(None, None, None)
@@ -141,10 +146,16 @@ def tell(whose: str, method: str, left: Iterable[LeftOpen]) -> None:
         )
 
 
-def _left(what: object, group: object, kept_in: str) -> LeftOpen:
-    kept = cast(Sequence[BaseException], getattr(group, kept_in, None) or ())
+def _has_tasks(scope: object) -> bool:
+    """Whether it is that of a group with tasks in it, beside the one that asks."""
+    return bool(set(getattr(scope, "_tasks", ())) - {asyncio.current_task()})
+
+
+def _left(what: object, group: object, kept_in: str, *, has_tasks: bool = True) -> LeftOpen:
+    raised = cast(Sequence[BaseException], getattr(group, kept_in, None) or ())
+    kept = [each for each in raised if not isinstance(each, anyio.get_cancelled_exc_class())]
     cause = fault_of(BaseExceptionGroup("unhandled errors in a TaskGroup", kept)) if kept else None
-    return LeftOpen(what, group is not None, cause)
+    return LeftOpen(what, group is not None or has_tasks, cause)
 
 
 def _cancel_nurseries() -> Sequence[LeftOpen]:
