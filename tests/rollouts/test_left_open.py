@@ -37,6 +37,23 @@ async def test_what_a_group_died_of_that_is_left_open_is_known() -> None:
 
 
 @BOTH
+async def test_a_group_whose_tasks_live_is_known_as_one() -> None:
+    """Each task of a group is in a scope of its own, within the group's."""
+    block, until = Block(), anyio.Event()
+
+    async def live() -> None:
+        until.set()
+        await anyio.sleep_forever()
+
+    with block:
+        await (outer := anyio.create_task_group()).__aenter__()
+        outer.start_soon(live)
+        await until.wait()
+    assert [left.is_group for left in block.left_open] == [True]
+    await close_nurseries()
+
+
+@BOTH
 async def test_a_scope_that_is_left_open_is_no_group() -> None:
     with Block() as block:
         anyio.CancelScope().__enter__()

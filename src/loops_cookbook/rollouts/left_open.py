@@ -63,7 +63,7 @@ def close_within(outer: anyio.CancelScope) -> Sequence[LeftOpen]:
     # Takes tens of milliseconds, so it is done only where there is a cause to be found.
     groups = _holders(dead, anyio.abc.TaskGroup) if dead else {}
     found = [
-        _left(scope, groups.get(id(scope)), "_exceptions", has_tasks=_has_tasks(scope))
+        _left(scope, groups.get(id(scope)), "_exceptions", has_tasks=_has_tasks(scope, scopes))
         for scope in reversed(scopes)
     ]
     for scope in scopes:
@@ -146,9 +146,15 @@ def tell(whose: str, method: str, left: Iterable[LeftOpen]) -> None:
         )
 
 
-def _has_tasks(scope: object) -> bool:
-    """Whether it is that of a group with tasks in it, beside the one that asks."""
-    return bool(set(getattr(scope, "_tasks", ())) - {asyncio.current_task()})
+def _has_tasks(scope: object, own: Iterable[object]) -> bool:
+    """Whether there are tasks in it beside the one that asks, or scopes of theirs, as in a group.
+
+    Args:
+        scope: that of a group, perhaps.
+        own: the scopes that the one that asks is in.
+    """
+    tasks = set(getattr(scope, "_tasks", ())) - {asyncio.current_task()}
+    return bool(tasks or set(getattr(scope, "_child_scopes", ())) - set(own))
 
 
 def _left(what: object, group: object, kept_in: str, *, has_tasks: bool = True) -> LeftOpen:
