@@ -25,10 +25,13 @@ BUNDLED = (ROOT / "examples", ROOT / "patterns")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let SIGHUP be taken, and end nothing, where it is ignored.
+    """Take SIGHUP, which then ends nothing, and SIGINT where they are ignored.
 
-    Under `nohup` it is, in each command that a test starts as well, and tests of a hangup failed.
+    Under `nohup`, and behind a shell's `&`, they are, in each command that a test starts as well,
+    and tests of a hangup and of Ctrl-C failed.
     """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         signal.signal(signal.SIGHUP, _take_it)
 

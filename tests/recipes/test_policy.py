@@ -54,3 +54,10 @@ def test_what_does_not_fit_together_is_refused_by_its_key(
     with pytest.raises(error) as caught:
         plan_policy(loaded(*overrides), NOTHING, {}, scope)
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("named", ["train.toml", "train.toml/runs"])
+def test_a_file_where_the_folder_of_the_runs_is_to_be_is_refused(loaded, named) -> None:
+    """`loops check` passed it, and the run that came after refused."""
+    with pytest.raises(ConfigError, match=r"^output.output_dir: train.toml is a file, where"):
+        plan_policy(loaded(f'output.output_dir="{named}"'), NOTHING, {}, None)

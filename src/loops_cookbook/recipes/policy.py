@@ -15,6 +15,8 @@ from loops_cookbook.config.load import AnyConfig, ConfigT, LoadedConfig
 from loops_cookbook.config.locate import ModelSource, resolve_model
 from loops_cookbook.config.shared import ModelTable
 from loops_cookbook.errors import ConfigError, ModelError
+from loops_cookbook.journal import file_above
+from loops_cookbook.problems import shown
 from loops_cookbook.recipes.capabilities import engines_of, require_capable
 from loops_cookbook.recipes.own_service import OwnService
 from loops_cookbook.recipes.scope import CONFIGURED, Chosen, choose_scope
@@ -75,6 +77,7 @@ def plan_policy(
         model_is_here=model.directory is not None,
     )
     _require_address(loaded.config, chosen)
+    _require_folder(loaded)
     require_capable(loaded.config, engines_of(chosen, values))
     says = _model_config(loaded.config, model, chosen)
     return PlannedPolicy(
@@ -100,6 +103,14 @@ def _require_address(config: AnyConfig, scope: Chosen) -> None:
         raise ConfigError(
             f"{scope.source}: scope 'remote' needs the address of a server; add [compute] "
             'trainer_url, such as "http://gpu-host:8000"'
+        )
+
+
+def _require_folder(loaded: LoadedConfig[AnyConfig]) -> None:
+    if (file := file_above(loaded.output_dir / "a run")) is not None:
+        raise ConfigError(
+            f"output.output_dir: {shown(file)} is a file, where the folder of the runs is to be; "
+            "name another place"
         )
 
 
