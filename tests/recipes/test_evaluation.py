@@ -1,5 +1,6 @@
 """A set is scored by what its graders say, one or all of a group; why attempts are lost is told."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -74,10 +75,13 @@ async def test_why_attempts_were_lost_is_said_once_for_each_way(runnable) -> Non
 
 @pytest.mark.parametrize(("tokens", "is_told"), [(3, True), (8, False)])
 async def test_replies_of_a_set_that_are_cut_are_a_warning_once(
-    runnable, tokens: int, is_told: bool
+    project: Path, runnable, tokens: int, is_told: bool
 ) -> None:
     """Scores were of what a limit had left of the replies, and nothing said so."""
-    cut = f'evaluation.sets.words={{tasks="tasks.jsonl", attempts=4, max_tokens={tokens}}}'
+    # Words of its own: every other call of a prompt is right, and training calls at the same time.
+    words = [{"name": word, "word": word} for word in ("frog", "hare", "lynx", "newt")]
+    (project / "held.jsonl").write_text("".join(f"{json.dumps(word)}\n" for word in words))
+    cut = f'evaluation.sets.words={{tasks="held.jsonl", attempts=4, max_tokens={tokens}}}'
     plan = runnable(cut, "training.updates=1")
     notebook = Notebook()
     await run_rl(plan, ScriptedService(HalfRight()), notebook, row_of(plan))
