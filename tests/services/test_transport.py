@@ -1,5 +1,6 @@
 """A call is retried while that can help, under one key, and ends in an answer or an error."""
 
+import gzip
 import socket
 from collections.abc import AsyncIterator, Generator
 from contextlib import contextmanager
@@ -178,6 +179,18 @@ class TestAnswersWithoutAnEnd:
         ):
             await self.asked("sample", body, steady())
         assert body.given == (1 << 20) + 65_536
+
+    async def test_what_is_packed_is_counted_as_it_is_unpacked(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Half a MiB of packed zeros became 512 MiB, past any limit on what comes over the wire."""
+        monkeypatch.setattr("loops_cookbook.services.network.MAX_BODY_BYTES", 1 << 20)
+        body = gzip.compress(b"0" * (1 << 22))
+        packed = httpx.Response(200, headers={"content-encoding": "gzip"}, content=body)
+        network = httpx.MockTransport(lambda _: packed)
+        async with open_transport(SERVER, network=network, patience=steady()) as transport:
+            with pytest.raises(ServiceUnavailable, match="its body has more than 1 MiB"):
+                await transport.call("sample", "GET", "/")
 
     @pytest.mark.parametrize(("kind", "seconds"), [("probe", 100.0), ("poll", 350.0)])
     async def test_one_that_comes_byte_by_byte_is_not_waited_for_for_ever(

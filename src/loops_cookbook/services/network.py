@@ -46,25 +46,35 @@ async def body_of(response: httpx.Response) -> bytes:
         httpx.RequestError: the connection broke, or the body is none that can be read.
     """
     assert isinstance(response.stream, httpx.AsyncByteStream), "an asynchronous network gave it"
-    response.stream = _Bounded(response.stream)
-    return await response.aread()
+    response.stream = bounded = _Bounded(response.stream)
+    parts: list[bytes] = []
+    async for part in response.aiter_bytes():
+        bounded.take(len(part))  # as it is unpacked: a body of zeros is a thousandth on its way
+        parts.append(part)
+    bounded.require_room()
+    return b"".join(parts)
 
 
 class _Bounded(httpx.AsyncByteStream):
-    """What comes over a connection, up to the most that any answer has."""
+    """What comes over a connection, for as long as what is made of it has room."""
 
     def __init__(self, stream: httpx.AsyncByteStream) -> None:
         self._stream = stream
+        self._room = MAX_BODY_BYTES
+
+    def take(self, size: int) -> None:
+        self._room -= size
+
+    def require_room(self) -> None:
+        if self._room < 0:
+            raise httpx.DecodingError(f"its body has more than {MAX_BODY_BYTES >> 20} MiB")
 
     async def __aiter__(self) -> AsyncGenerator[bytes]:
-        room = MAX_BODY_BYTES
         # Of a network's streams it is a generator, which does not end by itself where it is left.
         async with aclosing(cast(AsyncGenerator[bytes], aiter(self._stream))) as parts:
             async for part in parts:
-                room -= len(part)
-                if room < 0:
-                    raise httpx.DecodingError(f"its body has more than {MAX_BODY_BYTES >> 20} MiB")
                 yield part
+                self.require_room()
 
     async def aclose(self) -> None:
         await self._stream.aclose()
