@@ -25,7 +25,7 @@ def allow_open_files(calls: int = 0) -> str | None:
     if soft != resource.RLIM_INFINITY and soft < allowed:
         resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
         soft = allowed
-    return _too_few(soft, calls + OTHERS)
+    return _too_few(soft, max(calls + OTHERS, 2 * calls))
 
 
 def _too_few(allowed: int, needed: int) -> str | None:
