@@ -183,6 +183,17 @@ def test_a_thread_that_is_in_no_users_code_is_at_no_line_of_theirs() -> None:
     assert str(users_line(sys._getframe())).startswith(f"{HERE}:")
 
 
+@pytest.mark.parametrize(
+    "folder", ["/home/a/.local/lib/python3.11/site-packages", "/usr/lib/python3/dist-packages"]
+)
+def test_what_is_installed_elsewhere_is_no_users_code(folder: str) -> None:
+    """A library of `pip install --user`, or of the system, was told as a line of the user's own."""
+    scope: dict[str, object] = {"users_line": users_line, "sys": sys}
+    code = compile("told = users_line(sys._getframe(0))", f"{folder}/library.py", "exec")
+    exec(code, scope)
+    assert str(scope["told"]).startswith(f"{HERE}:")
+
+
 @pytest.mark.parametrize("way", ["{project}/", "{project}/./", "{project}/../{name}/", "{link}/"])
 def test_the_program_is_no_users_code_however_it_is_started(way: str, tmp_path: Path) -> None:
     """Started as ./.venv/bin/loops, or by a link, it was told as the line that holds the loop."""

@@ -22,6 +22,8 @@ _PACKAGE = str(Path(__file__).parents[1]) + os.sep
 _BUNDLED = _PACKAGE + "bundled" + os.sep
 _FOLDERS = ("stdlib", "platstdlib", "purelib", "platlib", "scripts")
 _PATHS = [sysconfig.get_path(name) for name in _FOLDERS]
+_LIBRARIES = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
+"""Folders of what is installed elsewhere than in `_PATHS`: for a user alone, or by the system."""
 _INSTALLED = tuple({each + os.sep for path in _PATHS for each in (path, os.path.realpath(path))})
 
 
@@ -111,7 +113,10 @@ def _is_users(path: str) -> bool:
         return True
     # `loops` itself may have been started by a link, or as ./.venv/bin/loops.
     ways = (path, os.path.realpath(path))
-    return not any(way.startswith(("<", _PACKAGE, *_INSTALLED)) for way in ways)
+    return not any(
+        way.startswith(("<", _PACKAGE, *_INSTALLED)) or any(each in way for each in _LIBRARIES)
+        for way in ways
+    )
 
 
 def _of_traceback(traceback: TracebackType | None) -> Iterator[tuple[CodeType, int]]:
