@@ -184,6 +184,26 @@ def test_what_a_users_own_line_raised_is_no_bug_of_ours(
     assert "in command, in code of yours that loops-cookbook came to: mend it" in line
 
 
+def test_what_a_users_line_raised_beside_an_error_of_ours_is_no_bug_either(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Each alone was told in a line, and both together with a traceback, as our bug."""
+    try:
+        raise ZeroDivisionError("mine")
+    except ZeroDivisionError as error:
+        mine = error
+    assert ended(ExceptionGroup("of tasks", [ConfigError("one"), mine])) == 2
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == "loops: one"
+    assert second.startswith("loops: ZeroDivisionError(mine) was raised at tests/cli/test_exits.py")
+
+
+def test_an_error_of_an_open_file_keeps_its_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its `filename` is the descriptor's number, and what told of the error raised another."""
+    assert ended(OSError(errno.EIO, os.strerror(errno.EIO), 5)) == 70
+    assert "OSError: [Errno 5] Input/output error: 5" in capsys.readouterr().err
+
+
 def test_tasks_that_nobody_of_ours_cancelled_are_no_bug_of_ours(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -147,17 +147,9 @@ def _end(error: BaseException, *, debug: bool, as_json: bool) -> NoReturn:
         what = "the command's own tasks were cancelled, which no part of loops-cookbook does"
         do = "cancel the tasks that your code started, and never all of asyncio.all_tasks()"
         _say_both([f"{what}: {do}"], status, as_json=as_json)
-    elif len(ours) == len(causes):
-        status = max(cause.exit_status for cause in ours)
-        lines = [line for cause in ours for line in str(cause).splitlines()]
-        _say_both(lines, status, as_json=as_json)
-    elif all(raised_by_a_user(cause) for cause in causes):
-        status = RunStopped.exit_status
-        lines = [
-            f"{type(cause).__name__}({said(cause)}) was raised at {raised_by_a_user(cause)}, in "
-            "code of yours that loops-cookbook came to: mend it; --debug shows the way there"
-            for cause in causes
-        ]
+    elif all(isinstance(cause, LoopsError) or raised_by_a_user(cause) for cause in causes):
+        status = max([RunStopped.exit_status, *(cause.exit_status for cause in ours)])
+        lines = [line for cause in causes for line in _line_of(cause).splitlines()]
         _say_both(lines, status, as_json=as_json)
     else:
         status = OUR_BUG
@@ -168,12 +160,26 @@ def _end(error: BaseException, *, debug: bool, as_json: bool) -> NoReturn:
     raise typer.Exit(status)
 
 
+def _line_of(error: BaseException) -> str:
+    """What a user is to mend: an error of ours, or what a line of their own raised."""
+    if isinstance(error, LoopsError):
+        return str(error)
+    return (
+        f"{type(error).__name__}({said(error)}) was raised at {raised_by_a_user(error)}, in code "
+        "of yours that loops-cookbook came to: mend it; --debug shows the way there"
+    )
+
+
 def _retold(error: BaseException) -> BaseException:
     """What a path or its disk is at fault for, as an error that is a user's to mend."""
     if isinstance(error, FileNotFoundError) and not _is_anywhere():
         return UsageError("the working directory is not there any more: go to one that is")
-    if isinstance(error, OSError) and error.errno in _NO_ACCESS and error.filename is not None:
-        path = one_line(shown(Path(os.fsdecode(error.filename))))
+    if (
+        isinstance(error, OSError)
+        and error.errno in _NO_ACCESS
+        and isinstance(error.filename, str | bytes | os.PathLike)  # it may be a descriptor's number
+    ):
+        path = one_line(shown(Path(os.fsdecode(cast(str, error.filename)))))
         return UsageError(f"{path}: {error.strerror}; see to it, or name another")
     return error
 
