@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from functools import cached_property
 
 import pytest
 from pydantic import BaseModel
@@ -88,7 +89,42 @@ def test_a_method_that_nobody_will_call_is_told_with_what_was_meant() -> None:
     assert told[2].startswith(f"tests/episodes/test_near_misses.py:{line}: Misspelt.grades ")
 
 
-@pytest.mark.parametrize("cls", [Whole, Beside, Episode])
+class Mixin:
+    """Uses what those have that it is mixed into, from a module of its own."""
+
+    __module__ = "elsewhere"
+
+    async def deal(self) -> None:
+        await self.upgrade("its name")  # type: ignore[attr-defined]
+
+
+class Settings(dict[str, int]):
+    __getattr__ = dict[str, int].__getitem__
+
+
+class Uses(Whole, Mixin):
+    """What is only a property's or a mixin's to use, and a value that answers any name."""
+
+    defaults = Settings(turns=3)
+
+    @property
+    def score(self) -> object:
+        return self.graded("")
+
+    @cached_property
+    def best(self) -> object:
+        return self.grade_(0)
+
+    async def graded(self, grading: str) -> float:
+        return 1.0
+
+    async def grade_(self, grading: int) -> float:
+        return 1.0
+
+    async def upgrade(self, tool: str) -> None: ...
+
+
+@pytest.mark.parametrize("cls", [Whole, Beside, Uses, Episode])
 def test_helpers_are_left_alone(cls: type[object]) -> None:
     assert near_misses(cls) == ()
 

@@ -10,6 +10,7 @@ import inspect
 import sys
 from collections.abc import Iterable, Iterator
 from difflib import SequenceMatcher
+from functools import cached_property
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import cast
@@ -29,7 +30,8 @@ def near_misses(episode_class: type[object]) -> tuple[str, ...]:
     """Each in a line, with its place and what may have been meant."""
     mro = episode_class.__mro__
     own = mro[: mro.index(Episode)] if Episode in mro else ()
-    known = {name for cls in own for name in _names_in(_functions_of(cls))}
+    others = [cls for cls in mro if cls not in Episode.__mro__]  # mixins after it use names too
+    known = {name for cls in others for name in _names_in(_functions_of(cls))}
     return tuple(
         f"{_place(cls, value)}{cls.__name__}.{name} is nothing that an Episode has, and no code "
         f"here uses it; did you mean {meant}? Rename it, or begin its name with _ to keep it"
@@ -66,7 +68,8 @@ def _could_be(function: FunctionType, name: str) -> bool:
 
 def _function(value: object) -> FunctionType | None:
     """What is below decorators and `classmethod`; None for what is no method."""
-    plain = cast(object, getattr(value, "__func__", value))
+    # Not by getattr: a value may answer any name with whatever it likes, an error included.
+    plain = cast(object, value.__func__ if isinstance(value, classmethod | staticmethod) else value)
     if callable(plain):
         plain = inspect.unwrap(plain)
     return plain if isinstance(plain, FunctionType) else None
@@ -78,8 +81,16 @@ def _functions_of(cls: type[object]) -> Iterator[FunctionType]:
     here = [each for each in module.values() if getattr(each, "__module__", "") == cls.__module__]
     classes = {cls, *(each for each in here if isinstance(each, type))}
     for value in [*here, *(value for each in classes for value in vars(each).values())]:
-        if (function := _function(value)) is not None:
-            yield function
+        for part in _parts(value):
+            if (function := _function(part)) is not None:
+                yield function
+
+
+def _parts(value: object) -> Iterable[object]:
+    """What a property is made of; of anything else itself."""
+    if isinstance(value, property):
+        return value.fget, value.fset, value.fdel
+    return (value.func if isinstance(value, cached_property) else value,)
 
 
 def _names_in(functions: Iterable[FunctionType]) -> Iterator[str]:
