@@ -204,6 +204,6 @@ def _holders(held: Sequence[object], kind: type) -> dict[int, Any]:
     found: dict[int, Any] = {}
     for each in gc.get_referrers(*held):
         if issubclass(type(each), kind):
-            own = set(map(id, cast(dict[str, object], vars(each)).values()))
+            own = set(map(id, cast(dict[str, object], getattr(each, "__dict__", {})).values()))
             found |= {id(one): each for one in held if id(one) in own}
     return found
