@@ -204,7 +204,8 @@ def _command(name: str, command: Any) -> str:
 
 def _argument(parameter: Any) -> str:
     name = parameter.metavar or parameter.name.upper()
-    return name if parameter.required else f"[{name}]"
+    each = name if parameter.required else f"[{name}]"
+    return f"{each}..." if parameter.nargs == -1 else each
 
 
 def _option(parameter: Any) -> str:
