@@ -14,8 +14,9 @@ from urllib.request import getproxies, proxy_bypass
 
 import httpx
 
-MAX_BODY_BYTES = 1 << 28
-"""Of an answer: ten times the largest that there is, a trainer's logprobs of a whole request."""
+MAX_BODY_BYTES = 1 << 30
+"""Of an answer, more than any has: a whole group sampled by one request, of 128 attempts with
+64 Ki tokens each, has up to 100 bytes for each token."""
 KEEP_ALIVE_SECONDS = 60.0
 """Idle connections are closed sooner than servers close them (our own: 120 s), so that no call
 leaves on one that is just being closed."""
