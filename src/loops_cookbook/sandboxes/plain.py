@@ -162,7 +162,9 @@ def _whose(pid: int, mark: bytes) -> Whose:
             if environment := (thread / "environ").read_bytes():
                 return Whose.ITS if mark in environment.split(b"\0") else Whose.OTHER
             is_unknown |= not _has_no_environment(thread)
-        except OSError:  # it has ended, or is another user's
+        except PermissionError:  # another user's, as all its threads are
+            break
+        except OSError:  # it has ended
             continue
     return Whose.UNKNOWN if is_unknown else Whose.OTHER
 
