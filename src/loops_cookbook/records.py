@@ -362,7 +362,7 @@ def spread(values: Iterable[float]) -> float:
     if len(numbers) < 2:
         return 0.0
     first = numbers[0]  # from which equal numbers lie exactly 0 away
-    mean = first + fmean(number - first for number in numbers)
+    mean = first + fmean([number - first for number in numbers])
     # `statistics.stdev` goes by way of fractions, at thirty times the cost.
     return math.sqrt(math.fsum((number - mean) ** 2 for number in numbers) / (len(numbers) - 1))
 

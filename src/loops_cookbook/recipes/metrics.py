@@ -291,7 +291,7 @@ def _reward_metrics(facts: BatchFacts) -> MetricRow:
     if not trained:
         return {}
     return {
-        "reward/mean": fmean(reward for of_group in trained for reward in of_group),
+        "reward/mean": fmean([reward for of_group in trained for reward in of_group]),
         "reward/group_std_mean": fmean(map(spread, trained)),
     }
 
@@ -303,7 +303,7 @@ def _policy_metrics(facts: BatchFacts) -> MetricRow:
         row["policy/staleness_mean"] = fmean(ages)
         row["policy/staleness_max"] = max(ages)
     if trained := [attempt for group in facts.groups for attempt in group.graded]:
-        row["tokens/sequences_per_attempt"] = fmean(len(a.sequences) for a in trained)
+        row["tokens/sequences_per_attempt"] = fmean([len(a.sequences) for a in trained])
     return row
 
 
