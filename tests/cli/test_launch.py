@@ -61,6 +61,26 @@ def test_a_task_of_user_code_that_exits_does_not_end_the_run(
     assert "SystemExit(0) was raised at " in folder.log.read_text()
 
 
+def test_a_run_whose_tasks_were_cancelled_does_not_end_as_one_that_is_done(
+    launch: Callable[[Work], RunFolder],
+) -> None:
+    """An Episode that cancelled `asyncio.all_tasks()` ended its run with exit status 0 and without
+    a word: a scope around the work took the cancellation for its own."""
+
+    async def work(recorder: Recorder, around: Surroundings) -> None:
+        assert around.ending is not None
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            try:
+                await anyio.sleep_forever()
+            except BaseException as error:
+                around.ending.tell_error(error)
+                raise
+
+    with pytest.raises(asyncio.CancelledError):
+        launch(work)
+
+
 @pytest.mark.parametrize(
     ("config", "expected"),
     [

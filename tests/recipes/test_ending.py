@@ -1,4 +1,5 @@
 import signal
+from asyncio import CancelledError
 from collections.abc import Mapping
 
 import pytest
@@ -16,6 +17,7 @@ from loops_cookbook.records import RunStatus
         (EngineDied("gone"), ("failed", "gone")),
         (KeyError("x"), ("failed", "a bug of loops-cookbook: KeyError: 'x'")),
         (KeyboardInterrupt(), ("interrupted", "stopped by a signal")),
+        (CancelledError(), ("interrupted", "its tasks were cancelled, and by no signal")),
     ],
 )
 def test_a_run_ends_as_the_exception_says(error: BaseException, told: tuple[str, str]) -> None:

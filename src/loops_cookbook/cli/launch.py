@@ -5,6 +5,7 @@ what user code prints goes to stderr, and a process that cannot end by itself is
 records are whole.
 """
 
+import asyncio
 import os
 import sys
 import time
@@ -69,6 +70,7 @@ def launched(
     Raises:
         KeyboardInterrupt: SIGINT came, and the work has ended.
         Terminated: SIGTERM or SIGHUP came, and the work has ended.
+        CancelledError: the work was cancelled, and by no signal.
     """
     output = plan.config.output
     progress.expect(evaluated_attempts(plan))
@@ -101,6 +103,8 @@ def launched(
                 closed.told()
     if stopper.number is not None:
         raise interruption.exception(stopper.number)
+    if ending.is_interrupted:  # a scope took the cancellation for its own, and went on
+        raise asyncio.CancelledError
 
 
 def row_of(plan: AnyPlan, folder: RunFolder, recipe: str) -> RunRow:

@@ -4,6 +4,7 @@ A run that is interrupted releases what it holds, within a bound. Where it is cu
 is over, its records are told the same: what was not settled then stays in flight.
 """
 
+import asyncio
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
@@ -30,7 +31,11 @@ def ending(error: BaseException, number: signal.Signals | None = None) -> tuple[
         return "failed", str(error)
     if isinstance(error, Exception):
         return "failed", f"a bug of loops-cookbook: {type(error).__name__}: {said(error)}"
-    return "interrupted", f"stopped by {'a signal' if number is None else number.name}"
+    if number is not None:
+        return "interrupted", f"stopped by {number.name}"
+    if isinstance(error, asyncio.CancelledError):  # as a signal does too, which is known then
+        return "interrupted", "its tasks were cancelled, and by no signal"
+    return "interrupted", "stopped by a signal"
 
 
 class Ending:
@@ -67,6 +72,11 @@ class Ending:
             end_process(status, [*why, _without(jobs)])
 
         return on_stuck
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether it is told to be over before its work was, though nothing failed."""
+        return self._told[0] == "interrupted"
 
     def tell(self, status: RunStatus, reason: str | None = None) -> None:
         """The run is over."""
