@@ -6,12 +6,15 @@ awaits the task meets it, as any other exception. `stop()` ends the loop as well
 where it is called. What such a task ended by is told in one line, each place once.
 
 A process that `os.fork()` made has a copy of the loop, with all attempts in it and on the same
-connections. It ends as soon as the code that forked comes back to the loop.
+connections. It ends as soon as the code that forked comes back to the loop, before anything else
+that is ready there: what a callback of the copy registers, the loop of the run has registered.
 """
 
 import asyncio
 import logging
 import os
+from collections import deque
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 from weakref import ref
@@ -25,6 +28,9 @@ logger = logging.getLogger(__name__)
 
 class WorkLoop(asyncio.SelectorEventLoop):
     """Runs until what it was given is done."""
+
+    _ready: deque[asyncio.Handle]
+    """asyncio's own: what is called next. No method of a loop puts anything but last."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,6 +68,10 @@ class WorkLoop(asyncio.SelectorEventLoop):
             )
         super().stop()
 
+    def put_first(self, callback: Callable[[], object]) -> None:
+        """Call it before all that is ready."""
+        self._ready.appendleft(asyncio.Handle(callback, (), self))
+
     def default_exception_handler(self, context: dict[str, Any]) -> None:
         """Tell what ended a task or a callback of user code that nobody awaits."""
         error = context.get("exception")
@@ -91,7 +101,7 @@ def _leave_soon(loop: "ref[WorkLoop]") -> None:
     """In a process that was forked: end it when its copy of the loop runs on."""
     copy = loop()
     if copy is not None and copy.is_running():
-        copy.call_soon(_leave)
+        copy.put_first(_leave)
 
 
 def _leave() -> None:
