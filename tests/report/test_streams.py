@@ -136,6 +136,20 @@ def test_stderr_is_a_stream_like_any_other() -> None:
     assert done.stdout == b"2 False ascii"
 
 
+def test_stderr_stays_open_for_those_who_did_not_close_it() -> None:
+    """An Episode that closed `sys.stdout`, which is stderr in a run, ended the run as a bug."""
+    code = (
+        "import sys\n"
+        "from loops_cookbook.report.streams import prepare_streams\n"
+        "prepare_streams()\n"
+        "sys.stderr.write('before, ')\n"
+        "sys.stderr.close()\n"
+        "sys.stderr.write('after\\n')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr == "before, after\n"
+
+
 @pytest.mark.parametrize("waits", [True, False])
 def test_a_terminal_that_waits_for_the_command_is_told_past_stderr(waits: bool) -> None:
     """After `2>&1 | head` a run would go on for hours without a sign of it."""

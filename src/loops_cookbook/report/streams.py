@@ -2,7 +2,8 @@
 
 stderr carries progress and what a user's code prints. Where it takes no more, since its reader has
 gone (a dead `tee`, a closed terminal) or its disk is full, what was to be said is dropped: hours of
-work must not end by it, nor must a `print` in an Episode fail an attempt. stdout carries the
+work must not end by it, nor must a `print` in an Episode fail an attempt; and no code that shares
+the process can close it for the others. stdout carries the
 answer, and a command whose answer is not taken ends by it, unless it has done more than answer:
 that its write failed is an `AnswerLost`, whoever wrote, or a BrokenPipeError.
 A descriptor that was closed from the start is opened on nothing: the next file would take its
@@ -73,6 +74,14 @@ class _Side(io.FileIO):
             self.on_lost(self.lost)
 
 
+class _Shared(io.TextIOWrapper):
+    """stderr as text; it stays open for whoever else writes there."""
+
+    def close(self) -> None:
+        """Write what is buffered."""
+        self.flush()
+
+
 def prepare_streams() -> None:
     """Make the process's streams what this module says; done once, before anything is opened."""
     for descriptor in range(3):
@@ -100,7 +109,7 @@ def _answer(stdout: TextIO | None) -> TextIO:
 
 def _side(stderr: TextIO | None) -> TextIO:
     encoding = "utf-8" if stderr is None else stderr.encoding
-    return io.TextIOWrapper(
+    return _Shared(
         io.BufferedWriter(_Side(2)),
         encoding=encoding,
         errors="backslashreplace",
