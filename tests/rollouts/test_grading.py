@@ -45,6 +45,12 @@ def test_a_number_is_a_reward_as_a_plain_float(value: object) -> None:
     assert reward == value
 
 
+def test_a_number_that_is_too_large_is_told_what_is_not() -> None:
+    """It was told to be a finite number, which it is."""
+    with pytest.raises(GradeError, match=r"return a finite number from -1e\+30 to 1e\+30$"):
+        reward_of(-1e31, whose="attempt 1")
+
+
 @pytest.mark.parametrize("value", OTHERS, ids=lambda value: f"{type(value).__name__}-{value!r:.20}")
 def test_anything_else_is_refused_with_whose_it_is(value: object) -> None:
     with pytest.raises(GradeError, match=r"attempt 3 of group 1.*finite number"):

@@ -84,8 +84,9 @@ def reward_of(value: object, *, whose: str) -> float:
     reward = _as_float(cast(float, value)) if is_number else math.nan
     if -LARGEST_REWARD <= reward <= LARGEST_REWARD:
         return reward
+    bound = f" from {-LARGEST_REWARD:g} to {LARGEST_REWARD:g}" if math.isfinite(reward) else ""
     raise GradeError(
-        f"the grader returned {returned(value)} for {whose}: return a finite number"
+        f"the grader returned {returned(value)} for {whose}: return a finite number{bound}"
         + ("" if is_number else ", as a float, int, bool or numpy scalar")
     )
 
