@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Awaitable, Callable
 
 import anyio
@@ -96,6 +97,29 @@ def test_what_ended_a_task_that_nobody_awaits_is_told_in_one_line(
     assert re.match(
         r"ValueError\(no such place\) was raised at .*test_loop.py:\d+ in fail", told[0]
     )
+
+
+def test_what_ended_a_thread_is_told_in_one_line(
+    caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A thread of an Episode's printed a traceback for each attempt, and the log had none of it."""
+
+    def fail() -> None:
+        raise ValueError("no such\nplace")
+
+    async def work() -> None:
+        for _ in range(2):
+            thread = threading.Thread(target=fail)
+            thread.start()
+            thread.join()
+
+    before = threading.excepthook
+    run(work)
+    [told] = [text for text in caplog.messages if "ValueError" in text]
+    assert re.match(r"ValueError\(no such place\) was raised at .*test_loop.py:\d+ in fail", told)
+    assert told.endswith("in a thread that user code started: it ended that thread alone")
+    assert capsys.readouterr().err == ""
+    assert threading.excepthook is before
 
 
 def test_what_is_nobodys_is_told_as_asyncio_tells_it(caplog: pytest.LogCaptureFixture) -> None:

@@ -3,7 +3,7 @@
 In a task that user code started by itself there is nobody to catch `SystemExit`, and asyncio lets
 it end the loop, and with it a run that may be hours old. Here the task alone ends by it; whoever
 awaits the task meets it, as any other exception. `stop()` ends the loop as well, and is refused
-where it is called. What such a task ended by is told in one line, each place once.
+where it is called. What such a task ended by, or a thread, is told in one line, each place once.
 
 A process that `os.fork()` made has a copy of the loop, with all attempts in it and on the same
 connections. It ends as soon as the code that forked comes back to the loop, before anything else
@@ -13,8 +13,10 @@ that is ready there: what a callback of the copy registers, the loop of the run 
 import asyncio
 import logging
 import os
+import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 from weakref import ref
@@ -43,7 +45,8 @@ class WorkLoop(asyncio.SelectorEventLoop):
         """What comes of the work; `SystemExit` of its own task is let through."""
         work: asyncio.Future[Any] = asyncio.ensure_future(future, loop=self)
         self._work = work
-        return super().run_until_complete(work)
+        with self._telling_of_threads():
+            return super().run_until_complete(work)
 
     def run_forever(self) -> None:
         """Run, and go on after the `SystemExit` of a task that is not the work."""
@@ -78,21 +81,34 @@ class WorkLoop(asyncio.SelectorEventLoop):
         if not isinstance(error, BaseException) or not self._tell(error):
             super().default_exception_handler(context)
 
+    @contextmanager
+    def _telling_of_threads(self) -> Generator[None]:
+        """Within the block, what ends a thread of user code is told; others as they were."""
+        before = threading.excepthook
+
+        def hook(args: threading.ExceptHookArgs) -> None:
+            error = args.exc_value
+            if error is None or isinstance(error, SystemExit) or not self._tell(error, "thread"):
+                before(args)
+
+        threading.excepthook = hook
+        try:
+            yield
+        finally:
+            threading.excepthook = before
+
     @property
     def _is_at_work(self) -> bool:
         return self._work is not None and not self._work.done()
 
-    def _tell(self, error: BaseException) -> bool:
-        """Tell of an exception; False where no user code has part in it."""
+    def _tell(self, error: BaseException, what: str = "task") -> bool:
+        """Tell of what ended a task or a thread; False where no user code has part in it."""
         place = raised_at(error, by_a_user=True)
         if place is not None and place not in self._told:
             self._told.add(place)
             logger.warning(
-                "%s(%s) was raised at %s, in a task that user code started: it ended that task "
-                "alone",
-                type(error).__name__,
-                said(error),
-                place,
+                "%s(%s) was raised at %s, in a %s that user code started: it ended that %s alone",
+                *(type(error).__name__, said(error), place, what, what),
             )
         return place is not None
 
