@@ -32,7 +32,7 @@ class AdditionEpisode(Episode[Sum, None]):
 
     def __init__(self, task: Task[Sum], options: None) -> None:
         super().__init__(task, options)
-        self.answer: str | None = None  # scored as wrong if the model never replies
+        self.answer: str | None = None  # until the model has replied
 
     async def run(self, sample: Sampling) -> dict[str, bool]:
         """Let the model answer, and say whether it answered with a number."""

@@ -29,7 +29,7 @@ class CountingEpisode(Episode[CountingTask, None]):
 
     def __init__(self, task: Task[CountingTask], options: None) -> None:
         super().__init__(task, options)
-        self.answer: str | None = None  # scored as wrong if the model never replies
+        self.answer: str | None = None  # until the model has replied
 
     async def run(self, sample: Sampling) -> dict[str, bool]:
         """Let the model answer, and say what kind of answer it was."""

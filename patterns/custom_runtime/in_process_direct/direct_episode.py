@@ -26,7 +26,7 @@ class AnswerEpisode(Episode[AnswerTask, None]):
 
     def __init__(self, task: Task[AnswerTask], options: None) -> None:
         super().__init__(task, options)
-        self.answer: str | None = None  # scored as wrong if the model never replies
+        self.answer: str | None = None  # until the model has replied
 
     async def run(self, sample: Sampling) -> None:
         self.answer = await ask(sample.model, self.task.value.instruction)

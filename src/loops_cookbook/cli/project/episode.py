@@ -20,7 +20,7 @@ class AnswerEpisode(Episode[Question, None]):
 
     def __init__(self, task: Task[Question], options: None) -> None:
         super().__init__(task, options)
-        self.answer: str | None = None  # scored as wrong if the model never replies
+        self.answer: str | None = None  # until the model has replied
 
     async def run(self, sample: Sampling) -> dict[str, bool]:
         """Let the model answer; what is returned is reported beside the reward."""
