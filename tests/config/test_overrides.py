@@ -85,3 +85,10 @@ def test_of_updates_and_epochs_the_one_that_is_set_takes_the_others_place() -> N
     back = apply_overrides(changed, [parse_override("training.updates=5")])
     assert back == {"training": {"updates": 5, "seed": 1}}
     assert apply_overrides({}, [parse_override("training.epochs=1")]) == {"training": {"epochs": 1}}
+
+
+def test_updates_and_epochs_are_not_both_set() -> None:
+    """The later one counted, and the run was another than the command said, without a word."""
+    both = [parse_override("training.updates=2"), parse_override("training.epochs=1")]
+    with pytest.raises(ConfigError, match=r"epochs=1: .* either it or --set training.updates=2; k"):
+        apply_overrides({}, both)

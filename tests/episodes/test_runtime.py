@@ -502,6 +502,44 @@ async def test_a_client_that_dies_fails_the_try_and_not_the_run(
 
 
 @on_both
+@pytest.mark.parametrize(("phase", "fate"), [("run", Fate.FAILED), ("grade", Fate.UNGRADED)])
+async def test_who_keeps_the_death_of_a_client_to_itself_gets_no_reward(
+    phase: str, fate: Fate
+) -> None:
+    """An attempt whose tool server had died was graded, and trained, where `except BaseException`
+    took the cancellation that told of it."""
+
+    class Dying(Holding):
+        async def setup(self, setup: Setup) -> None:
+            self.dies = anyio.Event()
+            await super().setup(setup)
+
+        async def serve(self) -> None:
+            await self.dies.wait()
+            raise ConnectionError("the server is gone")
+
+        async def come_to(self, method: str) -> None:
+            if method == phase:
+                self.dies.set()
+                try:
+                    await anyio.sleep(60)
+                except BaseException:
+                    return
+
+        async def run(self, sample: Sampling) -> None:
+            await super().run(sample)
+            await self.come_to("run")
+
+        async def grade(self, grading: Grading) -> float:
+            await self.come_to("grade")
+            return 1.0
+
+    tried = await attempt(Dying, TASK.value, replies=["4"])
+    assert (tried.fate, tried.reward) == (fate, None)
+    assert "ConnectionError: the server is gone" in tried.detail
+
+
+@on_both
 @pytest.mark.parametrize("where", ["setup", "run", "grade"])
 async def test_what_is_never_closed_costs_no_reward_and_ends_no_run(
     where: str, caplog: pytest.LogCaptureFixture

@@ -83,12 +83,23 @@ def parse_override(text: str) -> Override:
 
 
 def apply_overrides(document: Document, overrides: Iterable[Override]) -> Document:
-    """The document with each override put in, the later before the earlier."""
+    """The document with each override put in, the later before the earlier.
+
+    Raises:
+        ConfigError: two of them set keys of which a config has one.
+    """
+    said: dict[tuple[str, ...], Override] = {}
     for override in overrides:
         other = _EITHER.get(override.place)
         if other is not None:
+            if other in said:
+                raise ConfigError(
+                    f"--set {override.text}: a config has either it or --set {said[other].text}; "
+                    "keep one of the two"
+                )
             document = _without(document, other)
         document = _with(document, override.place, override.value)
+        said[override.place] = override
     return document
 
 

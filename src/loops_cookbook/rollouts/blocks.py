@@ -14,13 +14,14 @@ from types import TracebackType
 from typing import Self
 
 import anyio
-from anyio.lowlevel import checkpoint
+from anyio.lowlevel import checkpoint, checkpoint_if_cancelled
 
 from loops_cookbook.clock import is_cancelled
 from loops_cookbook.rollouts.left_open import (
     LeftOpen,
     close_within,
     entered_within,
+    is_innermost,
     leaves_in_order,
 )
 
@@ -79,6 +80,14 @@ class Block:
     def was_entered_within(self, what: object) -> bool | None:
         """Whether it was entered while this was open; None where that cannot be known."""
         return entered_within(self._cut, what)
+
+    async def pass_on(self) -> None:
+        """Raise the cancellation of what code holds open in it, where that code kept it to itself.
+
+        By such a cancellation a group tells that one of its tasks has failed.
+        """
+        if not is_innermost(self._calm):
+            await checkpoint_if_cancelled()
 
     def cut(self) -> None:
         """Cancel what is in it, or its release once that has begun."""

@@ -120,6 +120,15 @@ def entered_within(scope: anyio.CancelScope, what: object) -> bool | None:
     return around is what
 
 
+def is_innermost(scope: anyio.CancelScope) -> bool:
+    """Whether the code that asks is in this scope and in none within it, as far as is known."""
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # it is a task of trio's
+        return False
+    return getattr(_task_states().get(task), "cancel_scope", None) is scope
+
+
 def tell(whose: str, method: str, left: Iterable[LeftOpen]) -> None:
     """Warn of what a method of a user left open, each kind once.
 
@@ -178,15 +187,19 @@ def _is_abandoned(scope: object) -> bool:
 
 def _scopes_within(outer: anyio.CancelScope) -> list[anyio.CancelScope]:
     """The cancel scopes that the code is in, up to one of them, from the inside out."""
-    states: Any = getattr(sys.modules.get("anyio._backends._asyncio"), "_task_states", {})
     within: list[anyio.CancelScope] = []
-    scope: Any = getattr(states.get(asyncio.current_task()), "cancel_scope", None)
+    scope: Any = getattr(_task_states().get(asyncio.current_task()), "cancel_scope", None)
     while scope is not outer:
         if scope is None:  # it is none of those that the code is in
             return []
         within.append(scope)
         scope = getattr(scope, "_parent_scope", None)
     return within
+
+
+def _task_states() -> Any:
+    """What anyio knows of each task of asyncio's."""
+    return getattr(sys.modules.get("anyio._backends._asyncio"), "_task_states", {})
 
 
 def _nurseries() -> Sequence[Any]:

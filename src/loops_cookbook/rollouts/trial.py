@@ -270,6 +270,7 @@ class Trial:
                     await lease.run(slot)
 
         fault = await caught(run)
+        await self._block.pass_on()  # also where it kept to itself that a client had died
         self._start.give_back()
         slot.give_back()
         self.timed_out = slot.timed_out
@@ -297,6 +298,7 @@ class Trial:
             self._grading_slot,
             self._grading_tries,
         )
+        await self._block.pass_on()  # as after run
         for slot in self._grading:
             if slot.block is not self._block:
                 tell(self._job.label, "grade()", slot.block.left_open)
