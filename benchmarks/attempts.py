@@ -5,7 +5,8 @@
 Ours is a whole update: `run_rl` with a scripted sampler and a recording trainer, which renders,
 samples, parses, grades, judges, makes datums and writes every record of a run folder, transcripts
 included. The peer's is its `do_group_rollout` alone, over the same groups at once, which writes
-nothing. A round is one process of each, one after the other, after a group to warm up. Printed are
+nothing; so beside the wall of the update stands that of its attempts, until the last has ended. A
+round is one process of each, one after the other, after a group to warm up. Printed are
 medians over the rounds; a ratio is taken within a round. Beside it stands what as many files of
 that size cost there by themselves. Run folders are removed at the end only: where many files were
 removed in the last minutes, ext4 looks long for a place for a new one. The peer (tinker-cookbook
@@ -28,6 +29,7 @@ from statistics import median
 
 import anyio
 
+from loops_cookbook.attempts import Attempt
 from loops_cookbook.cli.collector import collecting_seldom
 from loops_cookbook.config.environment import read_environment
 from loops_cookbook.config.load import load_config
@@ -122,10 +124,12 @@ def measured(command: Sequence[str]) -> Mapping[str, float]:
 
 def told(who: str, figures: Sequence[Mapping[str, float]], attempts: int) -> None:
     """Print the medians of one of the two."""
-    cpu, wall, rss = (median(each[key] for each in figures) for key in ("cpu", "wall", "rss"))
+    keys = ("cpu", "wall", "ended", "rss")
+    cpu, wall, ended, rss = (median(each[key] for each in figures) for key in keys)
     print(
         f"{who}: {cpu / attempts * 1e6:.0f} us of CPU an attempt; wall {wall:.2f} s, "
-        f"{wall - SECONDS:.2f} s above the ideal; RSS {rss:.0f} MB"
+        f"{wall - SECONDS:.2f} s above the ideal, and {ended - SECONDS:.2f} s until the last "
+        f"attempt had ended; RSS {rss:.0f} MB"
     )
 
 
@@ -138,8 +142,9 @@ def ours(groups: int, trace: Trace) -> dict[str, float]:
     carry_out(planned(root, 1), root, trace)  # to warm up
     plan = planned(root, groups)
     wall, cpu = time.perf_counter(), time.process_time()
-    folder = carry_out(plan, root, trace)
+    folder, ended = carry_out(plan, root, trace)
     figures = {"cpu": time.process_time() - cpu, "wall": time.perf_counter() - wall}
+    figures["ended"] = ended - wall
     rows = sum(1 for _ in read_rows(folder.rollouts))
     texts = [path.read_text() for path in folder.transcripts.iterdir()]
     if rows != groups * GROUP_SIZE or len(texts) != (rows if trace == "full" else 0):
@@ -193,8 +198,19 @@ class Sums(ScriptedSampler):
         return (SampledTokens(ids_of(ids), logprobs, "stop", self.policy_version),)
 
 
-def carry_out(plan: Plan, root: Path, trace: Trace) -> RunFolder:
-    """The run, recorded in a new folder."""
+class Writer(RunWriter):
+    """Knows when an attempt was recorded last."""
+
+    ended = 0.0
+
+    def attempt_ended(self, attempt: Attempt, purpose: str) -> None:
+        """Write its transcript."""
+        super().attempt_ended(attempt, purpose)
+        self.ended = time.perf_counter()
+
+
+def carry_out(plan: Plan, root: Path, trace: Trace) -> tuple[RunFolder, float]:
+    """The run, recorded in a new folder, and when its last attempt had ended."""
 
     training = plan.config.training
     row = RunRow(
@@ -213,9 +229,9 @@ def carry_out(plan: Plan, root: Path, trace: Trace) -> RunFolder:
     )
     folder = new_run_folder("runs", root)
     service = ScriptedService(Sums())
-    with RunWriter(folder, trace=trace) as writer, collecting_seldom():
+    with Writer(folder, trace=trace) as writer, collecting_seldom():
         anyio.run(run_rl, plan, service, writer, row)
-    return folder
+    return folder, writer.ended
 
 
 if __name__ == "__main__":
