@@ -536,7 +536,19 @@ async def test_who_keeps_the_death_of_a_client_to_itself_gets_no_reward(
 
     tried = await attempt(Dying, TASK.value, replies=["4"])
     assert (tried.fate, tried.reward) == (fate, None)
-    assert "ConnectionError: the server is gone" in tried.detail
+    assert tried.detail.startswith(f"{'run' if phase == 'run' else 'grading'}: ConnectionError: ")
+    assert f"a task group that was held open, and with it {phase}()" in tried.detail
+
+
+@on_both
+async def test_a_client_that_a_grader_ends_itself_costs_no_reward() -> None:
+    class Ending(Holding):
+        async def grade(self, grading: Grading) -> float:
+            self.group.cancel_scope.cancel()
+            return 1.0
+
+    tried = await attempt(Ending, TASK.value, replies=["4"])
+    assert (tried.reward, tried.detail) == (1.0, "")
 
 
 @on_both

@@ -14,14 +14,16 @@ from types import TracebackType
 from typing import Self
 
 import anyio
-from anyio.lowlevel import checkpoint, checkpoint_if_cancelled
+from anyio.lowlevel import checkpoint
 
-from loops_cookbook.clock import is_cancelled
+from loops_cookbook.clock import STRAY, is_cancelled
+from loops_cookbook.rollouts.faults import StrayCancellation
 from loops_cookbook.rollouts.left_open import (
     LeftOpen,
+    blamed_on,
     close_within,
+    death_within,
     entered_within,
-    is_innermost,
     leaves_in_order,
 )
 
@@ -81,13 +83,10 @@ class Block:
         """Whether it was entered while this was open; None where that cannot be known."""
         return entered_within(self._cut, what)
 
-    async def pass_on(self) -> None:
-        """Raise the cancellation of what code holds open in it, where that code kept it to itself.
-
-        By such a cancellation a group tells that one of its tasks has failed.
-        """
-        if not is_innermost(self._calm):
-            await checkpoint_if_cancelled()
+    def death_in(self, method: str) -> Exception | None:
+        """What ended a group that code holds open in it, where this method kept that to itself."""
+        cause = death_within(self._calm)
+        return None if cause is None else blamed_on(cause, StrayCancellation(STRAY), method)
 
     def cut(self) -> None:
         """Cancel what is in it, or its release once that has begun."""

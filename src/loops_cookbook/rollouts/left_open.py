@@ -120,13 +120,16 @@ def entered_within(scope: anyio.CancelScope, what: object) -> bool | None:
     return around is what
 
 
-def is_innermost(scope: anyio.CancelScope) -> bool:
-    """Whether the code that asks is in this scope and in none within it, as far as is known."""
+def death_within(outer: anyio.CancelScope) -> Exception | None:
+    """What ended a group that code holds open in this scope, if one has ended and that is known."""
     try:
-        task = asyncio.current_task()
+        scopes = [scope for scope in _scopes_within(outer) if scope.cancel_called]
     except RuntimeError:  # it is a task of trio's
-        return False
-    return getattr(_task_states().get(task), "cancel_scope", None) is scope
+        found = [_left(nursery, nursery, "_pending_excs") for nursery in _nurseries()]
+    else:
+        groups = _holders(scopes, anyio.abc.TaskGroup) if scopes else {}
+        found = [_left(scope, groups.get(id(scope)), "_exceptions") for scope in scopes]
+    return next((each.cause for each in found if each.cause is not None), None)
 
 
 def tell(whose: str, method: str, left: Iterable[LeftOpen]) -> None:

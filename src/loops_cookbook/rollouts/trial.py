@@ -269,8 +269,7 @@ class Trial:
                 async with slot:
                     await lease.run(slot)
 
-        fault = await caught(run)
-        await self._block.pass_on()  # also where it kept to itself that a client had died
+        fault = await caught(run) or self._block.death_in("run()")
         self._start.give_back()
         slot.give_back()
         self.timed_out = slot.timed_out
@@ -298,7 +297,8 @@ class Trial:
             self._grading_slot,
             self._grading_tries,
         )
-        await self._block.pass_on()  # as after run
+        if not isinstance(result, Exception):
+            result = self._block.death_in("grade()") or result
         for slot in self._grading:
             if slot.block is not self._block:
                 tell(self._job.label, "grade()", slot.block.left_open)
