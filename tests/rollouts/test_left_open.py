@@ -1,4 +1,6 @@
+import gc
 import logging
+from contextlib import suppress
 
 import anyio
 import pytest
@@ -123,3 +125,38 @@ def test_each_kind_of_what_is_left_open_is_told_once_with_what_to_do(
         "attempt 3 of group 1: run() entered a cancel scope, its own or that of a group, and did "
         "not leave it: enter it by `with`"
     )
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_one_look_finds_the_groups_of_all_clients_of_a_server_that_died(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each of hundreds of attempts went through all objects, and held the event loop for that."""
+    looks: list[object] = []
+    referrers = gc.get_referrers
+
+    def look(*of: object) -> list[object]:
+        looks.append(of)
+        return referrers(*of)
+
+    monkeypatch.setattr(gc, "get_referrers", look)
+    gone, causes = anyio.Event(), list[object]()
+
+    async def serve() -> None:
+        await gone.wait()
+        raise ConnectionError("the server is gone")
+
+    async def hold() -> None:
+        with suppress(anyio.get_cancelled_exc_class()), (block := Block()):
+            await (group := anyio.create_task_group()).__aenter__()
+            group.start_soon(serve)
+            await anyio.sleep(60)
+        causes.extend(type(left.cause) for left in block.left_open)
+
+    async with anyio.create_task_group() as attempts:
+        for _ in range(5):
+            attempts.start_soon(hold)
+        await anyio.wait_all_tasks_blocked()
+        gone.set()
+    assert causes == [ConnectionError] * 5
+    assert len(looks) == 1

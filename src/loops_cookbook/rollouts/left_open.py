@@ -18,6 +18,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
+from weakref import WeakKeyDictionary, ref
 
 import anyio
 import anyio.abc
@@ -59,11 +60,8 @@ def close_within(outer: anyio.CancelScope) -> Sequence[LeftOpen]:
     if not leaves_in_order():
         return _cancel_nurseries() or (LeftOpen(None, is_group=False),)
     scopes = _scopes_within(outer)
-    dead = [scope for scope in scopes if scope.cancel_called]
-    # Takes tens of milliseconds, so it is done only where there is a cause to be found.
-    groups = _holders(dead, anyio.abc.TaskGroup) if dead else {}
     found = [
-        _left(scope, groups.get(id(scope)), "_exceptions", has_tasks=_has_tasks(scope, scopes))
+        _left(scope, _group_of(scope), "_exceptions", has_tasks=_has_tasks(scope, scopes))
         for scope in reversed(scopes)
     ]
     for scope in scopes:
@@ -127,8 +125,7 @@ def death_within(outer: anyio.CancelScope) -> Exception | None:
     except RuntimeError:  # it is a task of trio's
         found = [_left(nursery, nursery, "_pending_excs") for nursery in _nurseries()]
     else:
-        groups = _holders(scopes, anyio.abc.TaskGroup) if scopes else {}
-        found = [_left(scope, groups.get(id(scope)), "_exceptions") for scope in scopes]
+        found = [_left(scope, _group_of(scope), "_exceptions") for scope in scopes]
     return next((each.cause for each in found if each.cause is not None), None)
 
 
@@ -215,11 +212,34 @@ def _nurseries() -> Sequence[Any]:
     return ()
 
 
-def _holders(held: Sequence[object], kind: type) -> dict[int, Any]:
-    """Which object of this kind has each of these as an attribute."""
-    found: dict[int, Any] = {}
-    for each in gc.get_referrers(*held):
-        if issubclass(type(each), kind):
-            own = set(map(id, cast(dict[str, object], getattr(each, "__dict__", {})).values()))
-            found |= {id(one): each for one in held if id(one) in own}
-    return found
+_groups: "WeakKeyDictionary[anyio.CancelScope, ref[anyio.abc.TaskGroup] | None]"
+_groups = WeakKeyDictionary()
+"""Scopes, and the groups that they are of, as far as they were looked for; None for no group."""
+
+
+def _group_of(scope: anyio.CancelScope) -> object:
+    """The group that a cancelled scope is of, if it is of one.
+
+    To look for it takes tens of milliseconds where a thousand attempts are alive; so it is done
+    only where there is a cause to be found, and then for every group there is: where a server
+    dies, so do all clients that it has.
+    """
+    if not scope.cancel_called:
+        return None
+    if scope not in _groups:
+        kinds = _kinds(anyio.abc.TaskGroup)
+        for each in gc.get_referrers(*kinds):  # an object refers to its class
+            if type(each) in kinds:
+                own = cast(dict[str, object], getattr(each, "__dict__", {})).values()
+                for value in own:
+                    if issubclass(type(value), anyio.CancelScope):
+                        with suppress(TypeError):  # a class of somebody's without weak references
+                            _groups[cast(anyio.CancelScope, value)] = ref(each)
+        _groups.setdefault(scope, None)
+    found = _groups[scope]
+    return None if found is None else found()
+
+
+def _kinds(kind: type) -> set[type]:
+    """A class and all that are made of it."""
+    return {kind}.union(*map(_kinds, type.__subclasses__(kind)))
